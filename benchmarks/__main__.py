@@ -20,8 +20,8 @@ from benchmarks.measure import Effort, ProgramResult, measure_program
 from benchmarks.overhead import import_time_ms, launch_overhead
 from benchmarks.report import full_table, how_lines, overhead_lines, summary_table, update_readme
 from benchmarks.variants import HOW
-from lowtide.machine import this_machine
-from lowtide.programs import PROGRAMS
+from lowtide.tools.machine import this_machine
+from lowtide.tools.programs import PROGRAMS
 
 
 def main() -> int:

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import lowtide as lt
 from benchmarks.files import write_results
-from lowtide.machine import this_machine
 from lowtide.memory.measure import measure_peak, time_call
+from lowtide.tools.machine import this_machine
 
 MB = 2**20
 _CALLS = 5  # of each in a row

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from lowtide.machine import Machine
+from lowtide.tools.machine import Machine
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,6 +1,7 @@
 """The programs once more, in JAX, for the comparison. Compiled by `jax.jit` for the CPU.
 
-In: names of `lowtide.programs`. Out: functions of JAX arrays that return after the work is done.
+In: names of `lowtide.tools.programs`. Out: functions of JAX arrays that return after the work is
+done.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import torch
 
 from benchmarks.variants import COMPILE, EAGER, JAX, LOWTIDE, make_variant, prepare, variant_names
 from benchmarks.worker import measure
-from lowtide.comparison import describe_error
-from lowtide.difference import difference
 from lowtide.memory.measure import time_alternating
-from lowtide.programs import Program
+from lowtide.tools.comparison import describe_error
+from lowtide.tools.difference import difference
+from lowtide.tools.programs import Program
 
 Say = Callable[[str], None]
 

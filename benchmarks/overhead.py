@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.worker import measure
-from lowtide.comparison import describe_error
 from lowtide.memory.measure import time_alternating
+from lowtide.tools.comparison import describe_error
 
 _MIN_SAMPLE_NS = 5e6
 _IMPORTS = 5

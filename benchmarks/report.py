@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.measure import ProgramResult, VariantResult
 from benchmarks.variants import COMPILE, EAGER, HOW, JAX, LOWTIDE, PEERS
-from lowtide.machine import Machine
 from lowtide.tables import format_bytes, format_ms, markdown_table
+from lowtide.tools.machine import Machine
 
 README = Path(__file__).parent.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"

@@ -31,8 +31,8 @@ import torch
 
 import lowtide as lt
 from benchmarks.files import write_results
-from lowtide.machine import this_machine
 from lowtide.memory.measure import time_alternating
+from lowtide.tools.machine import this_machine
 
 COUNT = 2_000
 Context = Callable[[], AbstractContextManager[Any]]

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import lowtide as lt
 from benchmarks.files import write_results
-from lowtide import programs
-from lowtide.machine import this_machine
 from lowtide.memory.measure import measure_peak, time_alternating
+from lowtide.tools import programs
+from lowtide.tools.machine import this_machine
 
 
 class Conv2d(nn.Module):

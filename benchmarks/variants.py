@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lowtide.programs import Program
+from lowtide.tools.programs import Program
 
 EAGER, COMPILE, JAX, LOWTIDE = "eager", "torch.compile", "jax", "lowtide"
 

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     try:
         found = _peak(*rest) if kind == "peak" else _first_call(*rest)
     except Exception as fault:
-        from lowtide.comparison import describe_error
+        from lowtide.tools.comparison import describe_error
 
         found = {"error": describe_error(fault)}
     print(json.dumps(found))
@@ -72,7 +72,7 @@ def _peak(program_name: str, variant: str, sizes: str, device: str) -> dict[str,
     from benchmarks.variants import EAGER, JAX, make_variant, prepare
     from lowtide.memory.available import available_bytes
     from lowtide.memory.measure import tensor_bytes
-    from lowtide.programs import PROGRAMS
+    from lowtide.tools.programs import PROGRAMS
 
     program = PROGRAMS[program_name]
     chosen = program.full if sizes == "full" else program.quick
@@ -113,7 +113,7 @@ def _first_call(program_name: str, variant: str, sizes: str, device: str) -> dic
 
     from benchmarks.variants import COMPILE, LOWTIDE, make_variant, prepare
     from lowtide.memory.measure import time_call
-    from lowtide.programs import PROGRAMS
+    from lowtide.tools.programs import PROGRAMS
 
     program = PROGRAMS[program_name]
     if variant in (COMPILE, LOWTIDE):

@@ -5,13 +5,40 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from lowtide.api import INSTEAD, WHERE, find
+from lowtide.api.names import INSTEAD, WHERE, find
 from lowtide.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from lowtide.comparison import compare
+    from lowtide.api.compile import compile, explain_compiled
+    from lowtide.api.compile_module import freeze
+    from lowtide.api.explain import Explanation
+    from lowtide.api.patch import patch_torch_jit
+    from lowtide.api.script import script
+    from lowtide.api.script_function import ScriptFunction
+    from lowtide.api.script_module import ScriptModule, script_method
+    from lowtide.api.torch_jit_names import (
+        Error,
+        Future,
+        RecursiveScriptModule,
+        ScriptWarning,
+        TopLevelTracedModule,
+        TracingCheckError,
+        enable_onednn_fusion,
+        fuser,
+        onednn_fusion_enabled,
+        optimize_for_inference,
+        optimized_execution,
+        run_frozen_optimizations,
+        script_if_tracing,
+        set_fusion_strategy,
+        strict_fusion,
+    )
+    from lowtide.api.trace import trace, trace_module
+    from lowtide.api.traced import TracedFunction, TracedModule
+    from lowtide.budget.memory import MemoryPlan
     from lowtide.deploy.load import load
     from lowtide.deploy.save import save
+    from lowtide.diagnostics.stats import cache_stats
     from lowtide.errors import (
         BackendError,
         BudgetError,
@@ -32,8 +59,6 @@ if TYPE_CHECKING:
     from lowtide.frontend.script.language import annotate, fork, is_scripting, isinstance, wait
     from lowtide.frontend.trace.active import is_tracing
     from lowtide.frontend.trace.places import TracerWarning
-    from lowtide.memory.profiler.batch import max_batch_size
-    from lowtide.memory.profiler.profile import profile
     from lowtide.memory.scopes.functions import (
         alias,
         current_dispose_scope,
@@ -47,35 +72,10 @@ if TYPE_CHECKING:
     from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
     from lowtide.memory.scopes.sequential import Sequential
     from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
-    from lowtide.patch import patch_torch_jit
-    from lowtide.pipeline.compile_module import freeze
-    from lowtide.pipeline.dynamo import compile, explain_compiled
-    from lowtide.pipeline.explain import Explanation
-    from lowtide.pipeline.memory import MemoryPlan
-    from lowtide.pipeline.script import script
-    from lowtide.pipeline.script_function import ScriptFunction
-    from lowtide.pipeline.script_module import ScriptModule, script_method
-    from lowtide.pipeline.stats import cache_stats
-    from lowtide.pipeline.trace import trace, trace_module
-    from lowtide.pipeline.traced import TracedFunction, TracedModule
     from lowtide.runtime.arena import empty_cache, memory_stats
-    from lowtide.torch_jit_names import (
-        Error,
-        Future,
-        RecursiveScriptModule,
-        ScriptWarning,
-        TopLevelTracedModule,
-        TracingCheckError,
-        enable_onednn_fusion,
-        fuser,
-        onednn_fusion_enabled,
-        optimize_for_inference,
-        optimized_execution,
-        run_frozen_optimizations,
-        script_if_tracing,
-        set_fusion_strategy,
-        strict_fusion,
-    )
+    from lowtide.tools.comparison import compare
+    from lowtide.tools.profiler.batch import max_batch_size
+    from lowtide.tools.profiler.profile import profile
 
 __all__ = [
     "Attribute",

@@ -127,7 +127,7 @@ class _VersionAction(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from lowtide.machine import this_machine
+        from lowtide.tools.machine import this_machine
 
         machine = this_machine()
         print(f"lowtide {machine.lowtide}, torch {machine.torch}, Python {machine.python}")
@@ -135,7 +135,7 @@ class _VersionAction(argparse.Action):
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from lowtide.demo import run_demo
+    from lowtide.tools.demo import run_demo
 
     return run_demo(is_quick=options.quick, as_json=options.json, device=options.device)
 
@@ -143,7 +143,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from lowtide.doctor import render, run_checks
+    from lowtide.tools.doctor import render, run_checks
 
     checks = run_checks()
     if options.json:
@@ -167,13 +167,13 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from lowtide.explain_command import explain
+    from lowtide.tools.explain_command import explain
 
     return _answer("explain", explain, options)
 
 
 def _memory(options: argparse.Namespace) -> int:
-    from lowtide.explain_command import predict
+    from lowtide.tools.explain_command import predict
 
     ask = functools.partial(predict, backward=options.backward)
     return _answer("memory", ask, options, _show_plan)
@@ -181,7 +181,7 @@ def _memory(options: argparse.Namespace) -> int:
 
 def _show_plan(plan: Any) -> None:
     if sys.stdout.isatty():
-        from lowtide.memory_table import print_plan
+        from lowtide.tools.memory_table import print_plan
 
         print_plan(plan)
     else:
@@ -194,7 +194,7 @@ def _answer(
     options: argparse.Namespace,
     show: Callable[[Any], None] = print,
 ) -> int:
-    from lowtide.explain_command import ArgumentFault
+    from lowtide.tools.explain_command import ArgumentFault
 
     try:
         found = ask(options.target, options.shape, options.dtype)
@@ -215,7 +215,7 @@ def _answer(
 
 
 def _profile(options: argparse.Namespace) -> int:
-    from lowtide.profile_command import profile_script
+    from lowtide.tools.profile_command import profile_script
 
     return profile_script(options)
 

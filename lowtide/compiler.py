@@ -45,9 +45,9 @@ from lowtide.passes.run import Pass, about, run
 from lowtide.passes.split_tuples import split_tuples
 from lowtide.passes.truths import simplify_truths
 from lowtide.passes.turns import take_turns_together
-from lowtide.pipeline.near_constants import with_near_constants
-from lowtide.pipeline.specialise import specialise
 from lowtide.runtime import cache
+from lowtide.specialise.near_constants import with_near_constants
+from lowtide.specialise.specialise import specialise
 from lowtide.texpr.autodiff import differentiated
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index

@@ -20,23 +20,23 @@ from typing import Any, Final
 import torch
 
 from lowtide import compiler
+from lowtide.budget.budgeted import make_driver
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.staged import compile_program
 from lowtide.errors import LowtideError
-from lowtide.explain_command import ArgumentFault, parse_dtype, parse_shape
+from lowtide.execute.options import Options
 from lowtide.ir.core import Function, Value, print_function
 from lowtide.ir.literals import parse_literal
 from lowtide.ir.parser import parse_function
 from lowtide.ir.types import TENSOR
 from lowtide.passes.run import Pass, run
-from lowtide.pipeline.driver import make_driver
-from lowtide.pipeline.options import Options
-from lowtide.pipeline.walk import Walk
-from lowtide.pipeline.walked_steps import KernelStep
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.parser import parse_program
 from lowtide.texpr.printer import print_program, sizes_of
 from lowtide.texpr.rewrites import REWRITES, gradients
+from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shape
 
 LIKELY: Final = 64  # a size of which nothing is said
 PASSES: Final[Mapping[str, Pass]] = {

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.measure import Effort, ProgramResult, VariantResult, measure_program
 from benchmarks.report import BEGIN, END, full_table, summary_table, update_readme
 from benchmarks.variants import EAGER, PEERS, make_variant, prepare, variant_names
-from lowtide.difference import difference
-from lowtide.programs import PROGRAMS
+from lowtide.tools.difference import difference
+from lowtide.tools.programs import PROGRAMS
 
 CHECKED = [
     (name, variant)

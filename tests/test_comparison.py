@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.comparison import Comparison
 from lowtide.errors import LowtideError
+from lowtide.tools.comparison import Comparison
 
 X = torch.arange(6, dtype=torch.float32)
 

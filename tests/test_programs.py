@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowtide.memory.measure import measure_peak
-from lowtide.programs import PROGRAMS
+from lowtide.tools.programs import PROGRAMS
 
 MIB = 1 << 20
 

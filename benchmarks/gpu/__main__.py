@@ -33,7 +33,7 @@ from benchmarks.gpu.measure import LOWTIDE
 from benchmarks.gpu.programs import GPU_PROGRAMS
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.worker import DRY, FULL, SIMULATED
-from lowtide.comparison import describe_error
+from lowtide.tools.comparison import describe_error
 
 ROOT = Path(__file__).parent.parent.parent
 _LAST_S = 15.0  # of the time, for the end

@@ -25,7 +25,7 @@ from torch import Tensor
 from benchmarks.gpu.jobs import TRAINING, Job
 from benchmarks.gpu.judge import Verdict, judge
 from benchmarks.gpu.programs import GPU_PROGRAMS, PRECISIONS, GpuProgram
-from lowtide.comparison import describe_error
+from lowtide.tools.comparison import describe_error
 
 EAGER, COMPILE, LOWTIDE = "eager", "torch.compile", "lowtide"
 _ROUND_MS = 3.0  # a round has as many calls of a variant as take that long

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.variants import PEERS
-from lowtide.programs import PROGRAMS, Program
+from lowtide.tools.programs import PROGRAMS, Program
 
 PRECISIONS: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -105,7 +105,7 @@ def _unambiguous(inputs: Tensors, cotangents: list[Tensor], dtype: torch.dtype) 
 
 
 def _of(name: str, **changes: Any) -> GpuProgram:
-    """One of `lowtide.programs`."""
+    """One of `lowtide.tools.programs`."""
     known: dict[str, Any] = {x.name: getattr(PROGRAMS[name], x.name) for x in fields(Program)}
     known |= {"peer": PEERS.get(name), **changes}
     return GpuProgram(**known)

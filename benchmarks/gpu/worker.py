@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.gpu.jobs import Job
 from benchmarks.gpu.measure import Emit, Poisoned, Run
-from lowtide.comparison import describe_error
+from lowtide.tools.comparison import describe_error
 
 FULL, DRY, SIMULATED = "full", "dry", "simulated"
 POISONED = 70  # the exit status after a fault of CUDA
@@ -35,8 +35,8 @@ POISONED = 70  # the exit status after a fault of CUDA
 
 def hello(emit: Emit) -> None:
     """What a report must say of the machine; what cannot be found out is left empty."""
-    from lowtide.machine import this_machine
     from lowtide.runtime import blocks
+    from lowtide.tools.machine import this_machine
 
     emit(
         {

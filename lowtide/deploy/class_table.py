@@ -26,11 +26,11 @@ from typing import Any, Final, Literal, cast
 
 import torch
 
+from lowtide.api.script_module import ScriptModule, is_own_name
 from lowtide.deploy import limits
 from lowtide.ir import python_objects
 from lowtide.ir.literals import is_literal, print_literal
 from lowtide.ir.named_results import RESULTS
-from lowtide.pipeline.script_module import ScriptModule, is_own_name
 
 Kind = Literal["enum", "named_tuple", "record", "exception", "module"]
 KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_method import MethodMaker, ScriptMethod
+from lowtide.api.script_module import LazyMethod, ScriptModule, entry_points, make_or_get
 from lowtide.deploy.class_table import container_of, may_be_method
 from lowtide.deploy.fitting import Program
 from lowtide.deploy.limits import is_public
@@ -23,9 +26,6 @@ from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import read_source
 from lowtide.ir.core import Function
-from lowtide.pipeline.script_function import ScriptFunction
-from lowtide.pipeline.script_method import MethodMaker, ScriptMethod
-from lowtide.pipeline.script_module import LazyMethod, ScriptModule, entry_points, make_or_get
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from typing import Any, Final, cast
 
 import torch
 
+from lowtide.api.parameter_tree import Shell, members, shell_named
 from lowtide.deploy.entries import Entry
 from lowtide.deploy.fitting import Program
 from lowtide.deploy.modules import children_of, in_order
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import follow
 from lowtide.ir.core import Function
-from lowtide.pipeline.shells import Shell, members, shell_named
 
 HOLDER: Final = "lowtide_globals"
 

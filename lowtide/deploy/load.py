@@ -16,6 +16,8 @@ from typing import IO, Any, Final
 
 import torch
 
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_module import ScriptModule, wrap
 from lowtide.deploy import (
     archive,
     class_rows,
@@ -36,8 +38,6 @@ from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
 from lowtide.memory import watching
-from lowtide.pipeline.script_function import ScriptFunction
-from lowtide.pipeline.script_module import ScriptModule, wrap
 from lowtide.version import __version__
 
 _MANIFEST: Final = (

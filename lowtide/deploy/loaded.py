@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_method import MethodMaker, ScriptMethod, Variant
 from lowtide.deploy.adopted import adoptable, adopted
 from lowtide.deploy.fitting import Program, Types, fitting, for_types, no_program
 from lowtide.deploy.states import held, holds, other_state
+from lowtide.execute.driver import Driver
 from lowtide.frontend.script.module_state import Guard
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import Type
-from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.script_function import ScriptFunction
-from lowtide.pipeline.script_method import MethodMaker, ScriptMethod, Variant
 
 
 class LoadedFunction(ScriptFunction):

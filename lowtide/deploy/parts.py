@@ -22,6 +22,8 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.api.script_method import ScriptMethod
+from lowtide.api.script_module import ScriptModule, make_or_get, wrap
 from lowtide.deploy.calls import Called, Calls
 from lowtide.deploy.class_table import container_of, may_be_method
 from lowtide.deploy.entries import Entry, names_of, why_not_saved
@@ -31,8 +33,6 @@ from lowtide.deploy.twins import Twins, form_of, standing
 from lowtide.errors import CompileError
 from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import is_torch_class, root_of
-from lowtide.pipeline.script_method import ScriptMethod
-from lowtide.pipeline.script_module import ScriptModule, make_or_get, wrap
 
 _MOST_ROUNDS: Final = 8
 

@@ -20,8 +20,11 @@ from typing import Any
 
 import torch
 
+from lowtide.api.script_function import ScriptFunction, program_of
+from lowtide.api.script_method import ScriptMethod, Variant
 from lowtide.deploy.fitting import Program, Types, fitting
 from lowtide.errors import CompileError
+from lowtide.execute.driver import Driver
 from lowtide.frontend.script.module_attributes import optional_type
 from lowtide.frontend.script.module_methods import method_types
 from lowtide.frontend.script.module_state import follow, is_torch_class, root_of
@@ -30,9 +33,6 @@ from lowtide.frontend.script.source import parameters_of
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.ir.types import TupleType
-from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.script_function import ScriptFunction, program_of
-from lowtide.pipeline.script_method import ScriptMethod, Variant
 
 
 def of_function(f: ScriptFunction) -> list[Program]:

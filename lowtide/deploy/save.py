@@ -16,6 +16,8 @@ from typing import IO
 
 import torch
 
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_module import ScriptModule
 from lowtide.deploy import archive, class_rows, jsontext, limits, tensor_file
 from lowtide.deploy.class_table import NotSaved
 from lowtide.deploy.entries import Entry, entries_of
@@ -24,8 +26,6 @@ from lowtide.deploy.parts import parts_of
 from lowtide.deploy.writer import Writer
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import root_of
-from lowtide.pipeline.script_function import ScriptFunction
-from lowtide.pipeline.script_module import ScriptModule
 from lowtide.version import __version__
 
 ExtraFiles = Mapping[str, str | bytes]

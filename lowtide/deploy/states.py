@@ -16,11 +16,11 @@ import torch
 
 from lowtide.deploy.fitting import Program, takes
 from lowtide.errors import CompileError
+from lowtide.execute.captures import Reader
+from lowtide.execute.differences import attribute, guard_told, told
 from lowtide.frontend.script.module_state import Guard, follow
 from lowtide.ir import types as t
 from lowtide.ir.types import Type
-from lowtide.pipeline.captures import Reader
-from lowtide.pipeline.differences import attribute, guard_told, told
 
 
 def other_state(name: str, programs: Sequence[Program], root: torch.nn.Module) -> CompileError:

@@ -19,7 +19,7 @@ import torch
 from lowtide.deploy.entries import Entry
 from lowtide.deploy.fitting import Program
 from lowtide.deploy.modules import children_of
-from lowtide.pipeline.captures import Reader, type_of_value
+from lowtide.execute.captures import Reader, type_of_value
 
 Known = tuple[torch.nn.Module, list[Entry]]
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 _SCOPES = "lowtide.memory.scopes.watch"
-_PROFILER = "lowtide.memory.profiler.watch"
+_PROFILER = "lowtide.tools.profiler.watch"
 
 
 def call(

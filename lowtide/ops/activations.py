@@ -15,7 +15,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.effects import Effects
-from lowtide.ops.operands import (
+from lowtide.ops.operands import (  # fmt: skip
     Formula,
     Term,
     check_fits,
@@ -23,7 +23,7 @@ from lowtide.ops.operands import (
     dim_of,
     pointwise,
     require_float,
-)  # fmt: skip
+)
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.ops.slicing import narrow
 from lowtide.texpr.build import Builder, Unsupported, Val

@@ -11,20 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowtide.ir import dtypes
-from lowtide.ops.operands import (
-    compute,
-    dim_of,
-    dims_of,
-    is_list,
-    numel,
-    unravel,
-)
-from lowtide.ops.reductions import (
-    DIMS,
-    merge_index,
-    reduce_over,
-    reduced_shape,
-)
+from lowtide.ops.operands import compute, dim_of, dims_of, is_list, numel, unravel
+from lowtide.ops.reductions import DIMS, merge_index, reduce_over, reduced_shape
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr

@@ -24,13 +24,7 @@ from lowtide.ops.operands import (
     to_float,
     wide_on,
 )
-from lowtide.ops.reductions import (
-    count,
-    divide_by_count,
-    merge_index,
-    reduce_over,
-    reduced_shape,
-)
+from lowtide.ops.reductions import count, divide_by_count, merge_index, reduce_over, reduced_shape
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Expr

@@ -14,15 +14,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
-from lowtide.ops.operands import (
-    Size,
-    Term,
-    cast_to,
-    compute,
-    dims_of,
-    from_torch,
-    require_float,
-)
+from lowtide.ops.operands import Size, Term, cast_to, compute, dims_of, from_torch, require_float
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr

@@ -35,12 +35,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import evolution, number_of
-from lowtide.passes.making import (
-    constant,
-    makers_of,
-    users_of,
-    with_inner,
-)
+from lowtide.passes.making import constant, makers_of, users_of, with_inner
 from lowtide.passes.run import about
 from lowtide.passes.split_iterations import split_iterations
 

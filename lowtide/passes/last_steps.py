@@ -26,11 +26,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import Evolution, evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
-from lowtide.passes.making import (
-    Makers,
-    constant,
-    makers_of,
-)
+from lowtide.passes.making import Makers, constant, makers_of
 from lowtide.passes.run import about
 from lowtide.passes.split_iterations import split_iterations
 

@@ -17,15 +17,7 @@ from typing import Final
 
 from lowtide.ir.core import Op, Value, walk
 from lowtide.passes.straight import FEWEST, Straight
-from lowtide.passes.unrolled import (
-    MOST_STEPS_BACK,
-    Carried,
-    Local,
-    Made,
-    Run,
-    Source,
-    parts,
-)
+from lowtide.passes.unrolled import MOST_STEPS_BACK, Carried, Local, Made, Run, Source, parts
 
 FEWEST_OPS: Final = 12  # in all: less is compiled as fast as it is
 LONGEST_PERIOD: Final = 1000

@@ -27,11 +27,7 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
-from lowtide.passes.making import (
-    Makers,
-    constant,
-    makers_of,
-)
+from lowtide.passes.making import Makers, constant, makers_of
 from lowtide.passes.split_iterations import split_iterations
 
 MOST_TURNS: Final = 8

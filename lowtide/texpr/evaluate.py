@@ -26,16 +26,7 @@ from lowtide.texpr.expr import (
     Scalar,
     Select,
 )
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    FloorDiv,
-    Gather,
-    Index,
-    Mod,
-    Size,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Gather, Index, Mod, Size
 from lowtide.texpr.sizes import evaluate as evaluate_size
 
 Tensor = torch.Tensor

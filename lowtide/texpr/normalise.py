@@ -26,14 +26,7 @@ from lowtide.texpr.along_memory import along_memory
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.few_elements import few_elements
-from lowtide.texpr.index import (
-    Axis,
-    FloorDiv,
-    Mod,
-    as_index,
-    deep_atoms,
-    numbered,
-)
+from lowtide.texpr.index import Axis, FloorDiv, Mod, as_index, deep_atoms, numbered
 from lowtide.texpr.moved import OffAxes, is_costly_at
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases

@@ -18,14 +18,7 @@ from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
 from lowtide.tile import online
-from lowtide.tile.axes import (
-    common_axes,
-    consumed,
-    is_contraction,
-    own_axes,
-    reduced_axes,
-    sources,
-)
+from lowtide.tile.axes import common_axes, consumed, is_contraction, own_axes, reduced_axes, sources
 from lowtide.tile.group import Group, waits
 from lowtide.tile.held import WORTH_HOLDING, Reader, held
 from lowtide.tile.ir import Tiled, reached

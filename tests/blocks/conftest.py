@@ -11,8 +11,8 @@ import torch
 
 from lowtide import config
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline.abstract import Abs
-from lowtide.pipeline.signature import Binding
+from lowtide.specialise.abstract import Abs
+from lowtide.specialise.signature import Binding
 from lowtide.texpr.build import Builder
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline.signature import Binding
 from lowtide.runtime import cubins
 from lowtide.runtime.blocks import load
 from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.interpreted import interpret
+from lowtide.specialise.signature import Binding
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
 from lowtide.errors import BackendError
-from lowtide.pipeline.driver import NO_MEMORY
-from lowtide.pipeline.signature import Binding, Ineligible
+from lowtide.execute.driver import NO_MEMORY
 from lowtide.runtime import blocks, cubins, doctor
+from lowtide.specialise.signature import Binding, Ineligible
 from tests.blocks.stand_in import Gpu
 
 

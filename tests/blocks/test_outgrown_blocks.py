@@ -7,7 +7,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline import outgrown
+from lowtide.execute import replan
 
 
 def shifted(x: Tensor, y: Tensor) -> Tensor:
@@ -31,8 +31,8 @@ def test_large_blocks_for_large_sizes(made: list[BlockExecutable]) -> None:
     assert first.time_ns({}) > 0
     tiles = [[t.tile or 1 for t in e.plans[0].grid] for e in (first, second)]
     assert tiles[0] < tiles[1]
-    assert outgrown.OUTGROWN in str(compiled.explain(*large))
-    assert outgrown.OUTGROWN not in str(compiled.explain(*small))
+    assert replan.OUTGROWN in str(compiled.explain(*large))
+    assert replan.OUTGROWN not in str(compiled.explain(*small))
 
 
 def test_blocks_that_suit_stay(made: list[BlockExecutable]) -> None:

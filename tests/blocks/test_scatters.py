@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import profiler
 
 import lowtide as lt
+from lowtide.api.explain import BackwardLine
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline.explain import BackwardLine
-from lowtide.pipeline.gradient import Gradient, Pass
+from lowtide.execute.gradient import Gradient, Pass
 from lowtide.tile import apart, axes, strips
 from tests.blocks.programs import looked_up, nearest, tied
 

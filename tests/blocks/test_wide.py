@@ -8,7 +8,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.pipeline import outgrown
+from lowtide.execute import replan
 from tests.blocks.programs import attention
 
 
@@ -31,8 +31,8 @@ def test_a_size_held_in_full(made: list[BlockExecutable]) -> None:
     first, second = dict.fromkeys(made)
     assert widths(first.source)
     assert not widths(second.source)
-    assert outgrown.TOO_WIDE in str(compiled.explain(*wide))
-    assert outgrown.TOO_WIDE not in str(compiled.explain(*narrow))
+    assert replan.TOO_WIDE in str(compiled.explain(*wide))
+    assert replan.TOO_WIDE not in str(compiled.explain(*narrow))
 
 
 def test_sizes_of_one_width(made: list[BlockExecutable]) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide import config, demo
+from lowtide import config
 from lowtide.cli import app
+from lowtide.tools import demo
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

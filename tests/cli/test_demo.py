@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lowtide import demo, demo_worker
 from lowtide.cli import app
-from lowtide.demo_worker import Worker
 from lowtide.errors import LowtideError
-from lowtide.programs import PROGRAMS
+from lowtide.tools import demo, demo_worker
+from lowtide.tools.demo_worker import Worker
+from lowtide.tools.programs import PROGRAMS
 
 CHAMFER = PROGRAMS["chamfer"]
 

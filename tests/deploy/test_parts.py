@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.pipeline.script_method import ScriptMethod
+from lowtide.api.script_method import ScriptMethod
 from tests.deploy.roundtrip import through_file
 
 

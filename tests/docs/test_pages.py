@@ -42,7 +42,7 @@ GIVEN = {
 def fresh() -> BaseContext:
     """Makes processes that have imported what examples do, once for all, and have done no more."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "lowtide.pipeline.script"])
+    context.set_forkserver_preload([__name__, "lowtide.api.script"])
     return context
 
 

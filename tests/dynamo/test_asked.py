@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.pipeline.driver import Driver
+from lowtide.execute.driver import Driver
 
 
 def pairs(x: Tensor, y: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
-from lowtide.pipeline import faults
-from lowtide.pipeline.dynamo import PlainGraph
+from lowtide.api.compile import PlainGraph
+from lowtide.diagnostics import faults
 
 HALF = torch.bfloat16
 LINEAR = nn.Linear(24, 24)

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.api import compile
+from lowtide.api.compile import PlainGraph
+from lowtide.diagnostics import faults
 from lowtide.frontend.dynamo.internals import register
-from lowtide.pipeline import dynamo, faults
-from lowtide.pipeline.dynamo import PlainGraph
-from lowtide.programs import PROGRAMS
+from lowtide.tools.programs import PROGRAMS
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +239,7 @@ def test_an_error_restores_the_mode_and_keeps_its_type() -> None:
 
 
 def test_by_name_and_after_a_reset() -> None:
-    register(dynamo.backend)
+    register(compile.backend)
     for _ in range(2):
         assert torch.compile(lambda x: x + 1, backend="lowtide")(X).equal(X + 1)
         torch._dynamo.reset()

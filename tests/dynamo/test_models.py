@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide as lt
+from lowtide.api import compile
+from lowtide.diagnostics import faults
 from lowtide.frontend.dynamo.internals import register
-from lowtide.pipeline import dynamo, faults
 
 
 @pytest.fixture(autouse=True)
 def afresh() -> Iterator[None]:
-    register(dynamo.backend)
+    register(compile.backend)
     torch.manual_seed(0)
     torch._dynamo.reset()
     with faults.strict():

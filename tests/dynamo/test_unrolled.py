@@ -11,9 +11,9 @@ import torch
 
 import lowtide as lt
 from lowtide.compiler import simplified
+from lowtide.diagnostics import faults
 from lowtide.frontend.dynamo import convert
 from lowtide.ir.core import Function
-from lowtide.pipeline import faults
 from tests.dynamo.unrolled import CASES, STEPS, Case
 from tests.passes.unrolled_programs import B, D, T, function, source
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen import inplace
-from lowtide.pipeline.walk import Walk
-from lowtide.pipeline.walked_steps import KernelStep
 
 X, A = torch.ones(300, 200), torch.ones(200)
 SQUARE = torch.ones(300, 300)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.signature import SMALL
-from lowtide.pipeline.walk import Walk
-from lowtide.pipeline.walked_steps import KernelStep
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run_steps import KernelStep
+from lowtide.specialise.signature import SMALL
 from lowtide.texpr.sizes import likely
 
 LINES = 60_001

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import faults, stats
+from lowtide.diagnostics import faults, stats
 
 pytest.importorskip("sklearn")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"

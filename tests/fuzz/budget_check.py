@@ -2,7 +2,7 @@
 
 In: a `Program`, with its sizes scaled to some megabytes. Out: "" or what is wrong.
 
-    check(program)     by lt.script, and by lt.compile with graph breaks between the lines;
+    check(program)     by lt.script and by lt.compile, as one graph;
                        with and without gradients;
                        by lt.compile also within budgets, with and without a `memory()` before
 
@@ -12,10 +12,9 @@ budget.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,12 +23,11 @@ import torch._dynamo
 import lowtide as lt
 from lowtide.errors import CompileError
 from tests.fuzz.check import Tally, python_function
-from tests.fuzz.program import Line, Program
+from tests.fuzz.program import Program
 from tests.memory.contract import asked_bytes, violation
 
 TIMES = 9  # as large as in the other checks
 LEAST_BYTES, MOST_BYTES = 3_000_000, 1_500_000_000
-BREAKS = 0.4  # of the lines
 _REFUSED = (CompileError, RuntimeError, ValueError, IndexError)
 
 
@@ -71,16 +69,6 @@ def _wrong(row: Row) -> str:
     return violation(row.asked, row.predicted, library_ops=False)
 
 
-def _broken(program: Program) -> Program:
-    """With graph breaks between its lines."""
-    chance = random.Random(program.seed)
-    stop = Line(targets=("_",), text="torch._dynamo.graph_break()", uses=())
-    lines: list[Line] = []
-    for line in program.lines:
-        lines += [line, stop] if chance.random() < BREAKS else [line]
-    return replace(program, lines=tuple(lines))
-
-
 def _rows(program: Program) -> Iterator[Row]:
     sizes = {name: TIMES * size for name, size in program.runs[0].items()}
     forms = program.arguments(program.runs[0]).values()
@@ -91,7 +79,7 @@ def _rows(program: Program) -> Iterator[Row]:
     if given_bytes > MOST_BYTES:
         return
     for way, compile in ("script", lt.script), ("compile", lt.compile):
-        function = python_function(_broken(program) if way == "compile" else program)
+        function = python_function(program)
         for grad in (False, True):
             torch._dynamo.reset()
             args = list(program.arguments(sizes).values())

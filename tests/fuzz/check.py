@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults, stats
 from lowtide.errors import CompileError, LowtideError
-from lowtide.pipeline import faults, stats
 from tests.fuzz.judge import MANY_RUNS, Blurred, difference, expected
 from tests.fuzz.program import Program, Sizes
 from tests.run.guarded import Guard, Memory, guarded, guarded_memory

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults, stats
 from lowtide.errors import CompileError
-from lowtide.pipeline import faults, stats
 from tests.fuzz.check import Tally, bits, python_function, threads, with_less
 from tests.fuzz.judge import run
 from tests.fuzz.program import Program, Sizes

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults, stats
 from lowtide.errors import CompileError
-from lowtide.pipeline import faults, stats
 from tests.fuzz.check import Tally, python_function, threads
 from tests.fuzz.loops import LoopProgram, Node, Sizes
 from tests.run.guarded import Guard, guarded_calls

@@ -22,8 +22,8 @@ from typing import Any, cast
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults
 from lowtide.errors import CompileError
-from lowtide.pipeline import faults
 from tests.fuzz.check import Tally, python_function
 from tests.fuzz.loop_check import without_one
 from tests.fuzz.mixed import MixedProgram, runs

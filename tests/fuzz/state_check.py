@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults
 from lowtide.errors import CompileError, LoadError
-from lowtide.pipeline import faults
 from tests.fuzz.check import Tally, folder
 from tests.fuzz.states import Story
 from tests.written import function_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.fuzz.mixed import generate
 from tests.fuzz.mixed_check import check
 

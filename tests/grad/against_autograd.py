@@ -12,12 +12,7 @@ import torch
 from lowtide.ir.dtypes import from_torch
 from lowtide.ops.gradients import left_to_torch
 from lowtide.ops.registry import OpRecord, by_name
-from lowtide.texpr.autodiff import (
-    Backward,
-    backward,
-    differentiated,
-    given_name,
-)
+from lowtide.texpr.autodiff import Backward, backward, differentiated, given_name
 from lowtide.texpr.build import Builder, NeedConst, Unsupported, Val
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.index import Index, Size, as_index, row_major

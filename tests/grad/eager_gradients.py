@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults, stats
+from lowtide.diagnostics import faults, stats
 
 Program = Callable[..., Any]
 

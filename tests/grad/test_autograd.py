@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults, stats
-from lowtide.pipeline.recording import copied
+from lowtide.diagnostics import faults, stats
+from lowtide.execute.autograd_function import copied
 from tests.grad.eager_gradients import close, randn, same
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide import programs
+from lowtide.tools import programs
 
 N, M = 10_000, 11_000
 ROOM = 16 << 20

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide import programs
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
+from lowtide.tools import programs
 from tests.grad.eager_gradients import randn, same
 
 

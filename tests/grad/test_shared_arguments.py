@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.mutation import Shared
+from lowtide.execute.mutation import Shared
 
 
 def norm_in_training(x: Tensor, mean: Tensor, var: Tensor, other: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.grad.eager_gradients import randn, same
 from tests.loops import windows
 

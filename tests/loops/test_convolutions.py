@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from lowtide.texpr.index import Size, as_index, axis, floordiv, mod, nonnegative
 from tests.loops import convolutions as by_hand
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.c import executable
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from lowtide.runtime.steps import Steps, run_steps
 
 

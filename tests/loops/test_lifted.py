@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.grad.eager_gradients import same
 
 

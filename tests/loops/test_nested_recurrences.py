@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.grad.eager_gradients import close, flat, randn, same
 
 Program = Callable[..., Any]

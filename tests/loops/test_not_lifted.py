@@ -284,7 +284,7 @@ def test_explained(fn: Callable[..., Any], words: str) -> None:
 
 def test_places_that_are_counted_are_in_no_key() -> None:
     """Each iteration of a loop that the driver runs is looked up by sizes alone."""
-    from lowtide.pipeline.region import Region
+    from lowtide.execute.region import Region
 
     missed: list[str] = []
     find = Region._miss

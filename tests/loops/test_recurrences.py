@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import lowtide as lt
+from lowtide.diagnostics import faults
+from lowtide.execute import backend
 from lowtide.ir import dtypes
-from lowtide.pipeline import backend, faults
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import isolated
 from lowtide.texpr.evaluate import evaluate

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 
 
 def lstm(x, w, u, b):

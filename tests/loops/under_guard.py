@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.loops import (
     branching,
     empties,

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide as lt
+from lowtide.budget.search import path
 from lowtide.errors import LowtideError
-from lowtide.pipeline.budget.search import path
-from lowtide.pipeline.driver import Driver
-from lowtide.programs import PROGRAMS
+from lowtide.execute.driver import Driver
+from lowtide.tools.programs import PROGRAMS
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block, Unet
 from tests.memory.contract import asked_bytes, assert_budget_kept

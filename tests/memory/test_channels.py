@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.rewrite import with_sections
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
+from lowtide.budget.rewrite import with_sections
+from lowtide.execute.driver import Driver
 
 f64 = torch.float64
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lowtide import difference as module
-from lowtide.difference import default_tolerance, difference
+from lowtide.tools import difference as module
+from lowtide.tools.difference import default_tolerance, difference
 
 NAN, INF = math.nan, math.inf
 

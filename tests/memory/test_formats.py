@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
 import lowtide as lt
+from lowtide.budget.search import path
+from lowtide.execute.driver import Driver
+from lowtide.execute.section import SECTION
 from lowtide.memory.layouts import lies_last
-from lowtide.pipeline.budget.search import path
-from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.driver import Driver
 from tests.memory.calls import tensors
 
 LAST = torch.channels_last

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import lowtide as lt
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.outer import Outer
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
 
 X = (300, 400)
 IMAGES = (6, 4, 40, 50)

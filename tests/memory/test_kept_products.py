@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.pipeline.budget.search import Plan, path
-from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.search import Plan, path
+from lowtide.execute.driver import Driver
+from lowtide.execute.section import SECTION
 from tests.memory.calls import tensors
 from tests.memory.contract import asked_bytes, assert_within_contract
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.budget.decided import written_out
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.decided import written_out
+from lowtide.execute.driver import Driver
 
 
 def thrice(x, a, b):

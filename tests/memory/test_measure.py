@@ -9,12 +9,7 @@ import pytest
 import torch
 
 from lowtide.memory.available import available_bytes
-from lowtide.memory.measure import (
-    measure_peak,
-    tensor_bytes,
-    time_alternating,
-    time_call,
-)
+from lowtide.memory.measure import measure_peak, tensor_bytes, time_alternating, time_call
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline.budget.chunks import Chunks
+from lowtide.execute.chunks import Chunks
 
 
 def two_products(x, y):

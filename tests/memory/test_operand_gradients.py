@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.budget import chunks
-from lowtide.pipeline.budget.candidate import storage_of
-from lowtide.pipeline.budget.cut import Cut, Span
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.operand_gradients import Gradients
-from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.rewrite import with_sections
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
+from lowtide.budget.rewrite import with_sections
+from lowtide.execute import chunks
+from lowtide.execute.candidate import storage_of
+from lowtide.execute.cut import Cut, Span
+from lowtide.execute.driver import Driver
+from lowtide.execute.operand_gradients import Gradients
 
 f64 = torch.float64
 CHUNKS = 5

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide import programs
+from lowtide.tools import programs
 
 N, M = 10_000, 11_000
 ROOM = 16 << 20

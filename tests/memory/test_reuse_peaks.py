@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.budget.search import path
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.search import path
+from lowtide.execute.driver import Driver
 from lowtide.runtime import ours
 from tests.memory.contract import asked_bytes
 

@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.budget.candidate import Candidate
-from lowtide.pipeline.budget.cheapest import cheapest
-from lowtide.pipeline.budget.effects import Effects
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.products import is_product
-from lowtide.pipeline.budget.rewrite import Known, with_sections
-from lowtide.pipeline.budget.search import path
-from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.budget.segments import Cutter
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.cheapest import cheapest
+from lowtide.budget.effects import Effects
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
+from lowtide.budget.products import is_product
+from lowtide.budget.rewrite import Known, with_sections
+from lowtide.budget.search import path
+from lowtide.budget.segments import Cutter
+from lowtide.execute.candidate import Candidate
+from lowtide.execute.driver import Driver
+from lowtide.execute.section import SECTION
 
 pytestmark = pytest.mark.usefixtures("small_ones_reused")
 f64 = torch.float64

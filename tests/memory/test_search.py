@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.budget import search as search_module
+from lowtide.budget.memory import MemoryPlan
+from lowtide.budget.search import Plan, path, search
 from lowtide.errors import BudgetError
-from lowtide.pipeline.budget import search as search_module
-from lowtide.pipeline.budget.search import Plan, path, search
-from lowtide.pipeline.driver import Driver
-from lowtide.pipeline.memory import MemoryPlan
+from lowtide.execute.driver import Driver
 
 pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.budget.search import path
 from lowtide.errors import BudgetError
-from lowtide.pipeline.budget.search import path
-from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.driver import Driver
+from lowtide.execute.driver import Driver
+from lowtide.execute.section import SECTION
 from tests.memory.calls import tensors
 
 MOST_PLANS = 10

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.budget.effects import Effects
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
+from lowtide.budget.search import _Least, _Trials, _with_segments, path  # pyright: ignore
+from lowtide.budget.segments import Cutter
 from lowtide.errors import BudgetError
-from lowtide.pipeline.budget.effects import Effects
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.search import _Least, _Trials, _with_segments, path  # pyright: ignore
-from lowtide.pipeline.budget.section import SECTION
-from lowtide.pipeline.budget.segments import Cutter
-from lowtide.pipeline.driver import Driver
+from lowtide.execute.driver import Driver
+from lowtide.execute.section import SECTION
 from tests.memory.calls import tensors
 
 MOST_PLANS = 8

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline.budget.find import candidates
-from lowtide.pipeline.budget.outer import Outer
-from lowtide.pipeline.budget.rewrite import with_sections
-from lowtide.pipeline.budget.search import Plan, path
-from lowtide.pipeline.driver import Driver
+from lowtide.budget.find import candidates
+from lowtide.budget.outer import Outer
+from lowtide.budget.rewrite import with_sections
+from lowtide.budget.search import Plan, path
+from lowtide.execute.driver import Driver
 from tests.memory.calls import tensors
 from tests.memory.contract import asked_bytes, assert_budget_kept
 

@@ -16,7 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "pipeline"))
 import standin
 
-from lowtide.pipeline import backend, faults
+from lowtide.diagnostics import faults
+from lowtide.execute import backend
 
 
 @pytest.fixture(autouse=True)

@@ -290,7 +290,7 @@ def test_freeze() -> None:
 
 
 def test_fixed_programs_need_no_source() -> None:
-    from lowtide.pipeline.script_module import wrap
+    from lowtide.api.script_module import wrap
 
     _, compiled = pair()
     program = compiled.eval().graph

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.grad.eager_gradients import same
 
 Program = Callable[..., Any]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.passes import first_step_programs as p
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from tests.passes.test_first_steps import arguments, check
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 import standin
 
-from lowtide.pipeline import backend, faults
+from lowtide.diagnostics import faults
+from lowtide.execute import backend
 
 
 @pytest.fixture(autouse=True)

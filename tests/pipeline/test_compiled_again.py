@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline.differences import signature_facts
-from lowtide.pipeline.signature import Binding
+from lowtide.execute.differences import signature_facts
+from lowtide.specialise.signature import Binding
 
 
 def scaled(x, n: int = 3):

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import backend, faults
+from lowtide.diagnostics import faults
+from lowtide.execute import backend
 
 
 def mismatch(x, y):

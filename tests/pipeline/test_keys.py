@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.pipeline.keys import key_function, whole_key
-from lowtide.pipeline.signature import Ineligible
+from lowtide.execute.keys import key_function, whole_key
+from lowtide.specialise.signature import Ineligible
 
 X = torch.rand(4, 5)
 VALUES: list[tuple[Any, ...]] = [

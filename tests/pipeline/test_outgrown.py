@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults, outgrown
+from lowtide.diagnostics import faults
+from lowtide.execute import replan
 from lowtide.tile import axes, strips
 from tests.grad.eager_gradients import close, randn
 
@@ -21,7 +22,7 @@ PAIRS_BYTES = 1500 * 1300 * 8
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Half a MiB is much here, and products of 64 terms are long."""
-    monkeypatch.setattr(outgrown, "_SPARE_BYTES", 1 << 19)
+    monkeypatch.setattr(replan, "_SPARE_BYTES", 1 << 19)
     for module, name in ((axes, "LONG"), (strips, "FEWEST"), (strips, "MOST")):
         monkeypatch.setattr(module, name, 64)
     with faults.strict():
@@ -65,8 +66,8 @@ def test_both_plans_are_kept_and_explained() -> None:
     compiled, small, large = lt.script(cross_entropy), inputs(40, 36, 64), inputs(*LARGE)
     before = compiled.memory(*small).peak_bytes
     gradients(compiled, small)
-    assert outgrown.OUTGROWN not in str(compiled.explain(*small))
-    assert outgrown.OUTGROWN in str(compiled.explain(*large))
+    assert replan.OUTGROWN not in str(compiled.explain(*small))
+    assert replan.OUTGROWN in str(compiled.explain(*large))
     assert compiled.memory(*small).peak_bytes == before
     for args in (small, large):
         pairs = zip(gradients(compiled, args), gradients(cross_entropy, args), strict=True)
@@ -81,7 +82,7 @@ def test_a_plan_that_is_as_good_stays() -> None:
     compiled(randn(40))
     large = randn(1 << 20)
     close(compiled(large), doubled(large))
-    assert outgrown.OUTGROWN not in str(compiled.explain(large))
+    assert replan.OUTGROWN not in str(compiled.explain(large))
 
 
 def test_a_plan_that_cannot_be_made_leaves_the_one_there_is(
@@ -92,7 +93,7 @@ def test_a_plan_that_cannot_be_made_leaves_the_one_there_is(
 
     compiled, args = lt.script(neighbours), inputs(*LARGE)
     gradients(compiled, inputs(40, 36, 64))
-    monkeypatch.setattr(outgrown.Plan, "is_outgrown", fails)
+    monkeypatch.setattr(replan.Plan, "is_outgrown", fails)
     with faults.strict(False), pytest.warns(RuntimeWarning, match="those for smaller ones run"):
         found = gradients(compiled, args)
     for x, want in zip(found, gradients(neighbours, args), strict=True):

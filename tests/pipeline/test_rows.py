@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import region
+from lowtide.execute import region
 
 
 def cell(x: Tensor, h: Tensor, w: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.pipeline import backend
+from lowtide.execute import backend
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_a_float_that_must_be_constant() -> None:
 
 
 def test_many_signatures_end_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lowtide.pipeline.region as region
+    import lowtide.execute.region as region
 
     monkeypatch.setattr(region, "MAX_CLASSES", 3)
     f = lt.script(strided)
@@ -199,7 +199,7 @@ def test_many_signatures_end_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_of_exact_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    import lowtide.pipeline.region as region
+    import lowtide.execute.region as region
 
     monkeypatch.setattr(region, "MAX_EXACT", 3)
     f = lt.script(strided)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from lowtide.memory.profiler.profile import Profile
-from lowtide.memory.profiler.rows import Row
+from lowtide.tools.profiler.profile import Profile
+from lowtide.tools.profiler.rows import Row
 
 FLOAT_BYTES = 4
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.profiler.batch import largest
 from lowtide.memory.sizes import budget_bytes
+from lowtide.tools.profiler.batch import largest
 
 
 @pytest.mark.parametrize(

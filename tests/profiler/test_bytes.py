@@ -9,9 +9,9 @@ import torch
 
 import lowtide as lt
 from lowtide.memory.measure import measure_peak
-from lowtide.memory.profiler.alive import Found
-from lowtide.memory.profiler.holders import Holders
-from lowtide.memory.profiler.timeline import thinned
+from lowtide.tools.profiler.alive import Found
+from lowtide.tools.profiler.holders import Holders
+from lowtide.tools.profiler.timeline import thinned
 from tests.profiler.programs import FLOAT_BYTES, Block, line_of, row_of, similarity
 
 
@@ -139,7 +139,7 @@ def test_a_curve_of_many_points_is_thinned_without_losing_its_extremes() -> None
 
 def test_holders_are_looked_for_of_the_largest_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ten thousand live tensors it would take half a minute."""
-    monkeypatch.setattr("lowtide.memory.profiler.profile._MOST_ASKED", 2)
+    monkeypatch.setattr("lowtide.tools.profiler.profile._MOST_ASKED", 2)
     looked_at: list[int] = []
     plain = Holders.__init__
 

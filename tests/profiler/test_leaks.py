@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.profiler.leaks import Leak
+from lowtide.tools.profiler.leaks import Leak
 from tests.profiler.programs import Block, line_of
 
 CACHE: dict[int, torch.Tensor] = {}

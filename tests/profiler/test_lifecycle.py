@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import lowtide as lt
-from lowtide.memory.profiler import watch
+from lowtide.tools.profiler import watch
 from tests.profiler.programs import Block, row_of
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.profiler.profile import Profile
-from lowtide.memory.profiler.rows import SORTS
+from lowtide.tools.profiler.profile import Profile
+from lowtide.tools.profiler.rows import SORTS
 from tests.profiler.programs import Block, similarity
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 
 EXTENTS = [0, 1, 5, 64, 145, 600]  # of the contraction: none, less than, and several tiles
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.programs import PROGRAMS, Program
+from lowtide.tools.programs import PROGRAMS, Program
 
 F32 = torch.float32
 # how far rounding may go, in units of the dtype's last bit at the result's largest magnitude:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import lowtide as lt
-from lowtide.pipeline import faults
+from lowtide.diagnostics import faults
 from lowtide.runtime import toolchain
 from tests.run.guarded import Guard, guarded, guarded_calls, guarded_memory
 

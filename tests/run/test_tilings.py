@@ -17,10 +17,10 @@ from lowtide.codegen import tuned
 from lowtide.codegen.executable import Executable
 from lowtide.codegen.staged import Staged
 from lowtide.errors import BackendError
-from lowtide.programs import PROGRAMS
 from lowtide.runtime import toolchain
 from lowtide.texpr.expr import Program
 from lowtide.tile.target import BLOCK_TILINGS, TILINGS
+from lowtide.tools.programs import PROGRAMS
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.execute import backend
 from lowtide.ir.parser import ParseError
-from lowtide.pipeline import backend
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Program, Rewriter
 from lowtide.texpr.index import Axis, as_index

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import lowtide as lt
-from lowtide.pipeline import backend, faults
+from lowtide.diagnostics import faults
+from lowtide.execute import backend
 
 _PATH = Path(__file__).parent.parent / "pipeline" / "standin.py"
 _SPEC = importlib.util.spec_from_file_location("trace_standin", _PATH)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.pipeline import faults, stats
+from lowtide.diagnostics import faults, stats
 from tests.training import models
 
 STEPS = 200

@@ -14,14 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lowtide.codegen.host.expressions import (
-    CALLED_BACK,
-    NAME,
-    NUMBERS,
-    Expressions,
-    Pending,
-    bare,
-)
+from lowtide.codegen.host.expressions import CALLED_BACK, NAME, NUMBERS, Expressions, Pending, bare
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values, walk

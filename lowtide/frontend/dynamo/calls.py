@@ -23,7 +23,6 @@ import torch
 
 from lowtide.frontend.dynamo.internals import SET_GRAD
 from lowtide.frontend.dynamo.names import number_op, source_of
-from lowtide.frontend.script.binding import bind, emit, records_of
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.torch_schemas import is_attribute
 from lowtide.frontend.trace.encode import Known, NotEncodable, encode, encode_items
@@ -32,6 +31,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.interpret import callable_of
 from lowtide.ir.types import ListType, TupleType, Type
+from lowtide.ops.binding import bind, emit, records_of
 
 Result = Value | tuple[Value, ...]
 

@@ -37,7 +37,6 @@ from lowtide.frontend.dynamo.internals import (
     symbol_of,
 )
 from lowtide.frontend.dynamo.refusals import refusal
-from lowtide.frontend.script.binding import bind, emit, records_of
 from lowtide.frontend.trace.encode import NotEncodable, encode
 from lowtide.ir import recomputed
 from lowtide.ir import types as t
@@ -47,6 +46,7 @@ from lowtide.ir.differentiated import GOES_ON
 from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
+from lowtide.ops.binding import bind, emit, records_of
 
 
 class NotConverted(Exception):

@@ -14,9 +14,7 @@ import torch
 
 from lowtide.frontend.script import class_operators, classes, language
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.expressions import (
-    plain,
-)
+from lowtide.frontend.script.expressions import plain
 from lowtide.frontend.script.iterable_calls import OVER_ITERABLES, Builtin
 from lowtide.frontend.script.iteration import iterate
 from lowtide.frontend.script.module_protocols import call_own, make_iterator

@@ -16,13 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.script.context import (
-    RAISED,
-    RETURN_VALUE,
-    RETURNED,
-    Context,
-    Frame,
-)
+from lowtide.frontend.script.context import RAISED, RETURN_VALUE, RETURNED, Context, Frame
 from lowtide.frontend.script.flow import choose, run
 from lowtide.frontend.script.mutation import stored_names
 from lowtide.frontend.script.nodes import NODES, Node, PythonObject

@@ -32,11 +32,7 @@ from lowtide.frontend.script.left_to_python import (
     python_module,
     result_type,
 )
-from lowtide.frontend.script.module_attributes import (
-    class_attribute,
-    note_not_replaced,
-    state_of,
-)
+from lowtide.frontend.script.module_attributes import class_attribute, note_not_replaced, state_of
 from lowtide.frontend.script.module_containers import METHODS
 from lowtide.frontend.script.module_state import own_call
 from lowtide.frontend.script.node_tables import CALL_OF

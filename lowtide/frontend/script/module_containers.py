@@ -24,12 +24,7 @@ from torch import nn
 from lowtide.frontend.script.context import Context, NotKnown
 from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.module_state import child, follow, join_path
-from lowtide.frontend.script.node_tables import (
-    ATTRIBUTE_OF,
-    ELEMENTS_OF,
-    ITEM_OF,
-    VALUE_OF,
-)
+from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, ITEM_OF, VALUE_OF
 from lowtide.frontend.script.nodes import (
     BoundMethod,
     Call,

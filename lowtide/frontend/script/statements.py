@@ -20,14 +20,7 @@ from collections.abc import Callable, Sequence
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
-from lowtide.frontend.script.context import (
-    RAISED,
-    RETURN_VALUE,
-    RETURNED,
-    Context,
-    Step,
-    statement,
-)
+from lowtide.frontend.script.context import RAISED, RETURN_VALUE, RETURNED, Context, Step, statement
 from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
 from lowtide.frontend.script.mutation import read_names

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from lowtide.frontend import torch_schemas
-from lowtide.frontend.script.binding import Bound, Default, Gather, Slot, bind
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
@@ -30,6 +29,7 @@ from lowtide.ir.literals import is_literal
 from lowtide.ir.named_results import class_of_result
 from lowtide.ir.signature import result_type
 from lowtide.ops import registry
+from lowtide.ops.binding import Bound, Default, Gather, Slot, bind
 
 _SHORT = (
     ("torch.nn.functional.", "F."),

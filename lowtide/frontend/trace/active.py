@@ -114,7 +114,7 @@ def _seed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-# Past the properties of `lowtide.patch`.
+# Past the properties of `lowtide.api.patch`.
 _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (vars(torch.jit), "is_tracing", _is_tracing),
     (vars(torch._C), "_is_tracing", _is_tracing),  # pyright: ignore[reportPrivateUsage]

@@ -20,7 +20,6 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script.binding import Bound, bind, emit, records_of
 from lowtide.frontend.trace.captures import Captures
 from lowtide.frontend.trace.encode import Items, NotEncodable, encode, encode_items
 from lowtide.frontend.trace.numbers import Traced, traced_number
@@ -31,6 +30,7 @@ from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
+from lowtide.ops.binding import Bound, bind, emit, records_of
 
 _ENCODABLE: Final = (
     "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"

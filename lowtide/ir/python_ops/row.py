@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 from lowtide.ir import types as t
 from lowtide.ir.effects import Effects
-from lowtide.ir.types import (
-    ClassType,
-    DictType,
-    ListType,
-    OptionalType,
-    TupleType,
-    Type,
-    UnionType,
-)
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type, UnionType
 
 ResultType = Callable[[Sequence[Type]], Type | None]
 Run = Callable[..., object]

@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -44,6 +45,7 @@ from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in, with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, owner_of, see, state
 
+Attach = Callable[[torch.Tensor, Place], None]  # `ownership.attach`
 _getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _autograd: Any = _C._autograd
@@ -98,7 +100,7 @@ def meet(tensor: torch.Tensor) -> Place:
     return loose
 
 
-def install() -> None:
+def install(attach: Attach) -> None:
     """Hook into PyTorch, once for the process."""
     if _installed:
         return
@@ -127,7 +129,7 @@ def install() -> None:
                 _seen(owner, name)
     _watched(torch.autograd, "_engine_run_backward")
     _hooks_open()
-    _handing_out(_loader._MultiProcessingDataLoaderIter, "_next_data")
+    _handing_out(_loader._MultiProcessingDataLoaderIter, "_next_data", attach)
     _trading(torch.utils, "swap_tensors")
 
 
@@ -253,13 +255,11 @@ def _seen(owner: Any, name: str) -> None:
     setattr(owner, name, function)
 
 
-def _handing_out(owner: Any, name: str) -> None:
+def _handing_out(owner: Any, name: str, attach: Attach) -> None:
     """Batches are the innermost scope's when they are handed out.
 
     Those of several workers come in another order, and wait meanwhile: they are the loader's.
     """
-    from lowtide.memory.scopes.ownership import attach
-
     plain = getattr(owner, name)
 
     @functools.wraps(plain)

@@ -207,7 +207,7 @@ class DisposeScope(Place):
         check_open(self)
         if self.is_open:
             raise ScopeError(f"{self!r} is open already: nest another dispose_scope() instead")
-        keepers.install()
+        keepers.install(attach)
         _set(self, "__class__", DisposeScope)
         found = user_frame(frame)
         if found is not None:

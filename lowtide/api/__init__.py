@@ -1,0 +1,1 @@
+"""What users call: script, trace, compile, modules, explain; `names` lists the public names."""

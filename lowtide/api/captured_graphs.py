@@ -1,0 +1,355 @@
+"""What `lt.compile` gives can be asked, graph by graph: `c.memory(…)`, `c.explain(…)`, …
+
+In: the compiled object, and arguments, meta tensors too. Out: the answers for the first graph of
+such a call, and for each later graph that a call has run.
+
+    PyTorch's capture, which stops before anything runs ──► the first graph ──┐
+    calls so far ──► later graphs, with the forms of their latest inputs ─────┴─► the largest
+
+Each graph keeps to the budget by itself. Asking runs nothing of the user's, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, cast
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lowtide import config
+from lowtide.api.explain import Explanation
+from lowtide.budget.memory import MemoryPlan
+from lowtide.diagnostics.warned import warn
+from lowtide.frontend.dynamo.internals import break_of, first_graph, wrapped
+from lowtide.memory.scopes.hidden import hide, hide_with_callees
+from lowtide.memory.stand_ins import from_leaf, like, over_nothing, with_sizes
+
+SEVERAL: Final = (
+    "PyTorch captured several graphs of one call: each is held to the budget of {budget:,} bytes "
+    "by itself, and what the results of earlier ones hold is not counted. fullgraph=True, or "
+    "lt.script, holds the whole call"
+)
+NONE: Final = "PyTorch captured no graph: Python runs all of it, which keeps to no budget"
+BETWEEN: Final = "each graph is counted by itself, and not what Python runs between them"
+_NO_PLAN: Final = MemoryPlan(peak_bytes=0, formula="0", buffers=())
+_CPU: Final = torch.device("cpu")
+
+
+class Graph(Protocol):
+    """A captured graph: compiled, or run by PyTorch as it is."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+class Explanations(tuple["Explanation | Graph", ...]):
+    """What a call does, graph by graph; prints. `memory`: of the largest graph."""
+
+    memory: MemoryPlan
+
+    def __str__(self) -> str:
+        lines = [*map(str, self), *(f"note: {note}" for note in self.memory.notes if not self)]
+        return "\n\n".join(lines)
+
+    @property
+    def graphs(self) -> tuple[Explanation, ...]:
+        """Those that are compiled."""
+        return tuple(g for g in self if isinstance(g, Explanation))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of the largest graph."""
+        return self.memory.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as for JSON."""
+        left = [str(g) for g in self if not isinstance(g, Explanation)]
+        return {"graphs": [g.to_dict() for g in self.graphs], "left": left}
+
+
+class Make(Protocol):
+    """Makes a graph of what was captured."""
+
+    def __call__(self, module: torch.fx.GraphModule) -> Graph: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Ran:
+    """A graph that a call has run. `places`: of inputs that are no parameters; `sizes`: theirs in
+    the latest call; `inputs`: stand-ins of all."""
+
+    graph: weakref.ref[Graph]
+    is_first: bool
+    places: tuple[int, ...]
+    sizes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+
+
+class Asked:
+    """Of one compiled object. `make`: see `Make`; `name`: what warnings call it."""
+
+    def __init__(self, root: Any, make: Make, budget_bytes: int | None) -> None:
+        self.root = root
+        self.make = make
+        self.budget_bytes = budget_bytes
+        self.name: str = getattr(root, "__name__", type(root).__name__)
+        self._ran: dict[int, _Ran] = {}
+        self._told: set[str] = set()
+
+    def tell(self, text: str) -> None:
+        """A warning, once."""
+        if text not in self._told and not config.current().disable:
+            self._told.add(text)
+            warn(f"{self.name}: {text}")
+
+    def runs(self, graph: Graph, args: tuple[Any, ...], is_first: bool) -> None:
+        """A call runs a graph with these inputs."""
+        found = self._ran.get(id(graph))
+        if found is not None and (found.is_first or _sizes(args, found.places) == found.sizes):
+            return
+        places = tuple(k for k, x in enumerate(args) if not isinstance(x, torch.nn.Parameter))
+        key, mine = id(graph), self._ran
+        self._ran[key] = _Ran(
+            weakref.ref(graph, lambda _: mine.pop(key, None)),
+            is_first,
+            places,
+            _sizes(args, places),
+            () if is_first else tuple(map(_stand_in, args)),
+        )
+
+    def graphs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[Graph, Sequence[Any]]], list[str]]:
+        """What a call runs, as far as it is known, with inputs for each; and notes."""
+        args, kwargs = _on_device((args, kwargs), self.root)
+        found = first_graph(self.root, args, kwargs)
+        notes: list[str] = []
+        graphs: list[tuple[Graph, Sequence[Any]]] = []
+        if isinstance(found, str):
+            notes.append(f"no first graph is captured ({found}); what Python runs is not counted")
+        else:
+            module, examples = found
+            graphs.append((self.make(module), tuple(map(_stand_in, examples))))
+            if not (why := break_of(module)):
+                return graphs, notes
+            notes += [f"Python goes on after this graph: {why}", BETWEEN]
+        for ran in list(self._ran.values()):
+            graph = ran.graph()
+            if graph is not None and not (graphs and ran.is_first):
+                graphs.append((graph, ran.inputs))
+        if len(graphs) < 2:
+            notes.append("later graphs are known after a call")
+        return graphs, notes
+
+
+class _Call:
+    """One call of a compiled object: which graphs it runs."""
+
+    __slots__ = ("_asked", "first")
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self.first: Graph | None = None
+
+    def runs(self, graph: Graph, args: tuple[Any, ...]) -> None:
+        """Before it does."""
+        if self.first is None:
+            self.first = graph
+        elif graph is not self.first and self._asked.budget_bytes is not None:
+            self._asked.tell(SEVERAL.format(budget=self._asked.budget_bytes))
+        self._asked.runs(graph, args, graph is self.first)
+
+
+class _OfThread(threading.local):
+    call: _Call | None = None
+    listener: Callable[[Graph, tuple[Any, ...]], object] | None = None
+
+
+of_thread: Final = _OfThread()
+
+
+@contextmanager
+def listening(listener: Callable[[Graph, tuple[Any, ...]], object]) -> Generator[None]:
+    """Inside, it is told of each graph before that is run."""
+    before, of_thread.listener = of_thread.listener, listener
+    try:
+        yield
+    finally:
+        of_thread.listener = before
+
+
+def runs(graph: Graph, args: tuple[Any, ...]) -> None:
+    """Before a graph runs."""
+    if (call := of_thread.call) is not None:
+        call.runs(graph, args)
+    if (listener := of_thread.listener) is not None:
+        listener(graph, args)
+
+
+def attach(compiled: Any, make: Make, budget_bytes: int | None = None) -> Any:
+    """What is to be called in its place: it has the methods, where it had none of these names
+    itself."""
+    root = getattr(compiled, "_orig_mod", None) or getattr(
+        compiled, "_torchdynamo_orig_callable", compiled
+    )
+    asked = Asked(root, make, budget_bytes)
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = _watched(compiled.forward, asked)
+        copied = functools.partial(_parts, compiled, make, budget_bytes)
+        object.__setattr__(compiled, "__reduce__", copied)  # see below
+        if hasattr(root, "__deepcopy__"):  # which PyTorch would give for that of `compiled`
+            deeply = functools.partial(_copied_deeply, compiled, make, budget_bytes)
+            object.__setattr__(compiled, "__deepcopy__", deeply)
+    elif inspect.isfunction(compiled):
+        compiled = _watched(compiled, asked)
+    for name, method in _METHODS.items():
+        if not hasattr(compiled, name):
+            with suppress(AttributeError):  # it takes none
+                # Of the wrapper: a module's own `__setattr__` hands on to the wrapped one.
+                object.__setattr__(compiled, name, functools.partial(method, asked))
+    return compiled
+
+
+def _watched(compiled: Callable[..., Any], asked: Asked) -> Callable[..., Any]:
+    """The same call, whose graphs are seen."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        before = of_thread.call
+        of_thread.call = mine = _Call(asked)
+        try:
+            result = compiled(*args, **kwargs)
+        finally:
+            of_thread.call = before
+        if mine.first is None and asked.budget_bytes is not None:
+            asked.tell(NONE)
+        return result
+
+    return wrapped(called, compiled)
+
+
+def _parts(
+    compiled: Any, make: Make, budget_bytes: int | None
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Of its copies: as PyTorch makes them they have no methods."""
+    made_of: Any = type(compiled).__reduce__
+    return _made_again, (*made_of(compiled), make, budget_bytes)
+
+
+def _copied_deeply(
+    compiled: Any, make: Make, budget_bytes: int | None, memo: dict[int, Any]
+) -> Any:
+    _, (build, given, *_) = _parts(compiled, make, budget_bytes)
+    return _made_again(build, copy.deepcopy(given, memo), make, budget_bytes)
+
+
+def _made_again(
+    build: Callable[..., Any], given: tuple[Any, ...], make: Make, budget_bytes: int | None
+) -> Any:
+    return attach(build(*given), make, budget_bytes)
+
+
+def _memory(asked: Asked, /, *args: Any, **kwargs: Any) -> MemoryPlan:
+    """The predicted peak of the largest graph for these inputs (meta tensors too); no graph is run.
+
+    Before a call it is the first graph; after one also each that was run after that."""
+    return _explain(asked, *args, **kwargs).memory
+
+
+def _explain(asked: Asked, /, *args: Any, **kwargs: Any) -> Explanations:
+    """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
+    graphs, notes = asked.graphs(args, kwargs)
+    found = [told(graph, given) for graph, given in graphs]
+    known = [x for x in found if isinstance(x, Explanation)]
+    notes += [str(x) for x in found if not isinstance(x, Explanation)]
+    if len(known) > 1:
+        sizes = ", ".join(f"{x.name} {x.peak_bytes:,}" for x in known)
+        notes.insert(0, f"the largest of {len(known)} graphs: {sizes} bytes")
+    made = Explanations(found)
+    most = max(known, key=lambda x: x.peak_bytes).memory if known else _NO_PLAN
+    made.memory = replace(most, notes=(*most.notes, *notes))
+    return made
+
+
+def told(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
+    """What the graph does for these inputs; if PyTorch runs it, the graph, which says why."""
+    explain: Callable[..., Explanation] | None = getattr(graph, "explain", None)
+    return graph if explain is None else explain(*given)
+
+
+def _stages(asked: Asked, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+    """The programs after each stage for these inputs, graph by graph."""
+    graphs, _ = asked.graphs(args, kwargs)
+    with_stages = [(getattr(graph, "stages", None), given) for graph, given in graphs]
+    return [stage for find, given in with_stages if find is not None for stage in find(*given)]
+
+
+_METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "memory": _memory, "explain": _explain, "stages": _stages,
+}  # fmt: skip
+
+
+def _sizes(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(getattr(args[k], "shape", args[k]) for k in places)
+
+
+def _on_device(
+    given: tuple[tuple[Any, ...], dict[str, Any]], root: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Meta and fake tensors among the arguments become tensors without memory of the device that
+    the others are on, or the module."""
+    given = with_sizes(given)
+    known = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
+    if isinstance(root, torch.nn.Module):
+        known += [*root.parameters(), *root.buffers()]
+    is_there = torch.cuda.is_available()
+    places = (x.device for x in known if not (x.is_meta or _is_fake(x)))
+    device = next((d for d in places if d.type != "cuda" or is_there), _CPU)
+
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        if x.layout is not torch.strided or not (x.is_meta or _is_fake(x)):
+            return x
+        return _nowhere(x, device)
+
+    exchange: Any = tree_map_only
+    return exchange(torch.Tensor, exchanged, given)
+
+
+def _is_fake(x: torch.Tensor) -> bool:
+    return hasattr(x, "fake_mode")
+
+
+def _nowhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the device without memory, of the form of `x`."""
+    with torch.no_grad():
+        made = over_nothing(x, device).requires_grad_(x.requires_grad)
+    if x.is_leaf and x.grad is not None:
+        made.grad = over_nothing(x.grad, device)
+    return made if x.is_leaf or not x.requires_grad else from_leaf(made)
+
+
+def _stand_in(x: Any) -> Any:
+    """A tensor without memory of the same form; the value of a size that is a symbol."""
+    if isinstance(x, torch.SymInt):
+        return cast("Any", x).node.hint
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
+        return x
+    (x,) = with_sizes((x,))
+    if x.device.type == "cuda" and torch.cuda.is_available():
+        return _nowhere(x, x.device)
+    made = like(x, x.requires_grad)
+    if x.is_leaf and x.grad is not None:
+        made.grad = like(x.grad)
+    return made
+
+
+hide(sys.modules[__name__])
+for _hidden in (Asked.runs, _Call.runs, runs):
+    hide_with_callees(_hidden)

@@ -1,0 +1,218 @@
+"""`lt.compile`: any Python, by PyTorch's own graph capture; and the backend that it is built on.
+
+In: a function or an nn.Module. Out: what `torch.compile` returns for it.
+
+    @lt.compile
+    def step(x, y): ...                           torch.compile(step, backend="lowtide")
+    torch.compile(model, backend="lowtide")       the same, by name, once the package is installed
+
+Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: where the driver
+cannot run it (modes, another device) PyTorch runs the captured graph as it is, and a
+graph that does not become a Function is never anything else, which is said once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast, overload
+
+import torch
+
+from lowtide import config
+from lowtide.api import captured_graphs
+from lowtide.api.compiled import Compiled, tell_without_budget
+from lowtide.api.explain import Explanation
+from lowtide.budget.budgeted import make_driver
+from lowtide.diagnostics import debug, faults, stats
+from lowtide.diagnostics.tracebacks import through_user_lines
+from lowtide.errors import LowtideError
+from lowtide.execute.driver import Driver
+from lowtide.execute.options import Options, options_of
+from lowtide.frontend.dynamo.internals import BACKEND, register
+from lowtide.ir.core import Function
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private import torch_state
+
+_reason = torch_state.reason
+_of_thread = captured_graphs.of_thread
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+class CompiledGraph(Compiled):
+    """One captured graph that became a program. `program` is a `GraphProgram`."""
+
+    def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
+        self.__name__ = self.__qualname__ = program.function.name
+        self.forward: Callable[..., Any] = module.forward
+        self.options = options
+        self._driver = make_driver(program.function, options)
+        self._arguments: tuple[int, ...] = program.arguments
+        self._captured: tuple[Any, ...] = program.captured
+        self._sets_grad: bool = program.sets_grad
+
+    def __call__(self, *args: Any) -> Any:
+        """What the graph gives for its inputs."""
+        if _of_thread.call is not None or _of_thread.listener is not None:
+            captured_graphs.runs(self, args)
+        if _reason():
+            self.without_budget(_reason())
+            stats.count("calls_eager")
+            return self.forward(*args)
+        values = (*[args[k] for k in self._arguments], *self._captured)
+        grad = self._sets_grad and torch.is_grad_enabled()
+        try:
+            return self._driver(values)
+        except Ineligible:
+            pass  # PyTorch's own error shall not be "during handling of" ours
+        except Exception as error:
+            if self._sets_grad:
+                torch.set_grad_enabled(grad)
+            raise through_user_lines(error) from error.__cause__
+        self.without_budget("")
+        stats.count("calls_eager")
+        return self.forward(*args)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of the program, for the inputs of the graph."""
+        return (*[args[k] for k in self._arguments], *self._captured)
+
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The one program that there is."""
+        return self._driver
+
+    def program(self) -> Function:
+        """The program."""
+        return self._driver.function
+
+
+class PlainGraph:
+    """A captured graph that PyTorch runs, and why."""
+
+    def __init__(self, module: torch.fx.GraphModule, why: str, options: Options) -> None:
+        self.__name__ = self.__qualname__ = "graph"
+        self.why = why
+        self.forward: Callable[..., Any] = module.forward
+        self._has_told = options.budget_bytes is None
+
+    def __call__(self, *args: Any) -> Any:
+        """What the graph gives for its inputs."""
+        captured_graphs.runs(self, args)
+        if not (self._has_told or config.current().disable):
+            self._has_told = True
+            tell_without_budget("a captured graph", self.why)
+        stats.count("calls_eager")
+        return self.forward(*args)
+
+    def __str__(self) -> str:
+        return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The `torch.compile` backend: a captured graph as a callable of the same inputs.
+
+    `options`: `budget` of each graph, and `tune`; `mode` changes nothing."""
+    del example_inputs, mode
+    return _graph(gm, _asked(**(options or {}))).__call__
+
+
+def _graph(module: torch.fx.GraphModule, options: Options) -> CompiledGraph | PlainGraph:
+    from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
+
+    try:
+        program = convert(module)
+    except NotConverted as why:
+        return PlainGraph(module, str(why), options)
+    except Exception as error:
+        fault = faults.survive(error, "lt.compile: a captured graph")
+        return PlainGraph(module, fault, options)
+    function = program.function
+    debug.show("ir", function.name, lambda: str(function))
+    return CompiledGraph(module, program, options)
+
+
+def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
+    """What `torch.compile(options=…)` asks for, of each captured graph."""
+    if others:
+        raise LowtideError(f"no option {sorted(others)[0]!r}: there are `budget` and `tune`")
+    return options_of(budget, tune)
+
+
+@overload
+def compile(
+    model: Model,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Model: ...
+@overload
+def compile(
+    model: None = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Callable[[Model], Model]: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    budget: int | str | None = None,
+    tune: bool = False,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+) -> Any:
+    """Compiles any Python function or nn.Module by PyTorch's graph capture; a decorator too.
+
+    `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
+    symbols at once, False none, None those that are seen to change. Both are torch.compile's.
+    `budget`: the bytes that one captured graph may allocate at its peak; with `fullgraph` that is
+    the whole call. `tune`: see `lt.script`.
+
+        fast = lt.compile(model)
+        fast(torch.rand(64, 8))
+        fast.memory(torch.rand(64, 8)).peak_bytes       # explain() and stages(), too
+    """
+    options = options_of(budget, tune)
+    if model is None:
+        return functools.partial(
+            compile, budget=budget, tune=tune, fullgraph=fullgraph, dynamic=dynamic
+        )
+    register(backend)
+    made: Any = torch.compile(
+        model,
+        backend=BACKEND,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        options=cast("Any", options.given()) or None,
+    )
+    return captured_graphs.attach(
+        made, functools.partial(_graph, options=options), options.budget_bytes
+    )
+
+
+def explain_compiled(
+    compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> tuple[Explanation | captured_graphs.Graph, ...]:
+    """What a call of a compiled function does, graph by graph, as `c.explain` says it of one.
+
+    The function is called, since only a run tells which graphs it takes. Each entry prints."""
+    seen: list[Explanation | captured_graphs.Graph] = []
+
+    def listener(graph: captured_graphs.Graph, given: tuple[Any, ...]) -> None:
+        seen.append(captured_graphs.told(graph, given))
+
+    with captured_graphs.listening(listener):
+        compiled(*args, **kwargs)
+    return tuple(seen)

@@ -1,0 +1,153 @@
+"""What every compiled function can be asked, and how one becomes a part of a traced program.
+
+In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
+kernels, its peak, its stages.
+
+Hook: a traced `c.__lowtide_program__()` is its program, as a Function whose captured parameters, if
+any, are read from `c.root` (a module's: from itself) by their paths; other front ends inline it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lowtide import config
+from lowtide.api.explain import Explanation, explain
+from lowtide.budget.dry_run import Walk, ineligible
+from lowtide.budget.memory import MemoryPlan, plan_memory
+from lowtide.diagnostics.warned import warn
+from lowtide.execute.driver import Driver
+from lowtide.execute.options import Options
+from lowtide.ir.core import Function
+from lowtide.ir.python_text import python_text
+from lowtide.memory import watching
+from lowtide.memory.stand_ins import with_sizes
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private import torch_state
+
+if TYPE_CHECKING:
+    from lowtide.frontend.trace.recorder import Recorder
+
+
+def tell_without_budget(name: str, why: str) -> None:
+    """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
+    warn(f"{name}: its budget is not kept, for PyTorch runs it as it is: {why}")
+
+
+class Compiled(ABC):
+    """A function that Lowtide runs."""
+
+    __name__: str
+    options: Options = Options()
+    _has_told = False
+
+    def keep_to(self, options: Options) -> None:
+        """From now on calls are as these ask for."""
+        self.options = options
+
+    def without_budget(self, why: str) -> None:
+        """Says once that a call is PyTorch's own, which keeps to no budget; `why`: "" where the
+        tensors are the reason."""
+        if self.options.budget_bytes is None or self._has_told or config.current().disable:
+            return
+        self._has_told = True
+        tell_without_budget(self.__name__, why or "its tensors are not plain ones")
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+
+    @abstractmethod
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The operands of the program, in order; raises Python's own TypeError."""
+
+    @abstractmethod
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The program for these arguments, built if need be; raises CompileError."""
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for what `bind` gave, and its operands, captured ones included."""
+        return self.driver(values), values
+
+    @abstractmethod
+    def program(self) -> Function:
+        """The program as it was last built."""
+
+    @property
+    def graph(self) -> Function:
+        """The program, for the latest types of arguments (else as annotated); prints as IR."""
+        return self.program()
+
+    @property
+    def code(self) -> str:
+        """The program as Python-like source."""
+        return python_text(self.program())
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
+        why, walk = self._walk(args, kwargs)
+        return explain(self.__name__, walk, why)
+
+    def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
+        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
+        why, walk = self._walk(args, kwargs)
+        return plan_memory(walk, why)
+
+    def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        """The program after each stage for these inputs, the generated source last."""
+        _, walk = self._walk(args, kwargs)
+        return walk.stages()
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        with watching.aside():
+            given = self.bind(*with_sizes((args, kwargs)))
+            driver, values = self.resolve(given)
+            plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
+            unmet = driver.demands.unmet(values) if driver.demands is not None else ""
+            why = torch_state.reason() or unmet or ineligible(plain_values)
+            return why, Walk(driver.planned(values), values, self._computed(given, values))
+
+    def _computed(self, given: tuple[Any, ...], values: Sequence[Any]) -> frozenset[int]:
+        """By `id`, the operands that reading what is captured makes anew at each call, as a
+        parametrization makes its weight."""
+        if len(values) == len(given):
+            return frozenset()
+        rows = zip(values, self.resolve(given)[1], strict=True)
+        return frozenset(id(x) for x, y in rows if x is not y)
+
+    def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A call from code that is being traced: the program's ops, control flow kept, become
+        part of the recorded one. Raises CannotInline before anything is run or recorded."""
+        from lowtide.frontend.trace.active import paused  # only where something is traced
+        from lowtide.frontend.trace.encode import is_encodable
+        from lowtide.frontend.trace.encode import plain as without_memory
+        from lowtide.frontend.trace.splice import given, operands, splice
+
+        values = self.bind(tuple(args), dict(kwargs))
+        driver, real = self.resolve(tuple(without_memory(v) for v in values))
+        if any(isinstance(v, torch.nn.Module) for v in real):
+            raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
+        if not all(map(is_encodable, real)):
+            raise CannotInline(f"{self.__name__}() takes an object that a program has no words for")
+        held = given(values, real[: len(values)])
+        stand_ins = operands(recorder, (*values, *real[len(values) :]))
+        with paused():
+            result = _run(driver, real)
+        return splice(recorder, driver.function, stand_ins, result, held)
+
+
+class CannotInline(Exception):
+    """A traced call of a compiled function whose program cannot become part of another."""
+
+
+def _run(driver: Driver, values: tuple[Any, ...]) -> Any:
+    if torch_state.reason():
+        return driver.run_eager(values)
+    try:
+        return driver(values)
+    except Ineligible:
+        return driver.run_eager(values)

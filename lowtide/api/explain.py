@@ -1,0 +1,282 @@
+"""`explain()`: what a call does, in the order in which it happens.
+
+boxes: 1 kernel, 0 ops left to PyTorch, peak 4,000 bytes
+kernel boxes.py:12
+  k0 -> out                          one sweep over [i, j]
+    min        boxes.py:14
+    mul        boxes.py:15
+PyTorch  boxes.py:17  nonzero        is not lowered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run_steps import KernelStep
+from lowtide.budget.memory import MemoryPlan, plan_memory
+from lowtide.budget.repeats import Repeat, folded
+from lowtide.errors import Loc
+from lowtide.texpr.sizes import evaluate
+
+_NOTHING: Final[Mapping[str, str]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLine:
+    """One kernel: what it stores, which ops it fuses and where they stand in the user's file."""
+
+    name: str
+    outputs: tuple[str, ...]
+    ops: tuple[tuple[str, str], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedLine:
+    """A value kept for the backward pass. `formula`: its bytes in the sizes."""
+
+    op: str
+    loc: str
+    nbytes: int
+    formula: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardLine:
+    """The backward pass of a region: what is kept for it beside its inputs, and its kernels.
+
+    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch; `adds`: by
+    the kernels, in any order; `at_once`: the kernels of the forward pass give the gradients."""
+
+    saved: tuple[SavedLine, ...]
+    kernels: tuple[KernelLine, ...]
+    peak_bytes: int
+    scatters: int = 0
+    adds: int = 0
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLine:
+    """A run of ops that became kernels; `backward` where inputs require grad."""
+
+    loc: str
+    kernels: tuple[KernelLine, ...]
+    signature: str = ""
+    backward: BackwardLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchLine:
+    """An op that PyTorch (or Python) runs."""
+
+    op: str
+    loc: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompilation:
+    """A program, or a region of it, that was compiled although an earlier one was there.
+
+    `facts`: how it differs from the nearest earlier one: "dtype of `x` was float32, is float64"."""
+
+    loc: str
+    facts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a call does; prints as text. `plain`: why nothing of it is compiled, "" if it is;
+    `compiled_again`: why what earlier calls had compiled was of no use."""
+
+    name: str
+    plain: str
+    steps: tuple[RegionLine | TorchLine, ...]
+    memory: MemoryPlan
+    notes: tuple[str, ...]
+    compiled_again: tuple[Recompilation, ...] = ()
+
+    @property
+    def regions(self) -> tuple[RegionLine, ...]:
+        """The compiled parts, in order."""
+        return tuple(s for s in self.steps if isinstance(s, RegionLine))
+
+    @property
+    def kernels(self) -> tuple[KernelLine, ...]:
+        """All kernels, in order."""
+        return tuple(k for r in self.regions for k in r.kernels)
+
+    @property
+    def torch_ops(self) -> tuple[TorchLine, ...]:
+        """What is left to PyTorch, in order."""
+        return tuple(s for s in self.steps if isinstance(s, TorchLine))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak."""
+        return self.memory.peak_bytes
+
+    def __str__(self) -> str:
+        kernels, left = len(self.kernels), len(self.torch_ops)
+        lines = [
+            f"{self.name}: {kernels} kernel{'s' * (kernels != 1)}, "
+            f"{left} op{'s' * (left != 1)} left to PyTorch, peak {self.peak_bytes:,} bytes"
+        ]
+        if self.plain:
+            lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
+        for again in self.compiled_again:
+            lines.extend(f"compiled again at {again.loc}: {fact}" for fact in again.facts)
+        for step in folded(self.steps):
+            lines.extend(_step_text(step))
+        lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
+        lines.extend(f"note: {n}" for n in self.notes)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as for JSON."""
+        return {
+            "name": self.name,
+            "plain": self.plain,
+            "compiled_again": [
+                {"loc": again.loc, "facts": list(again.facts)} for again in self.compiled_again
+            ],
+            "regions": [
+                {
+                    "loc": r.loc,
+                    "signature": r.signature,
+                    "kernels": [
+                        {"name": k.name, "outputs": list(k.outputs), "note": k.note,
+                         "ops": [{"op": op, "loc": loc} for op, loc in k.ops]}
+                        for k in r.kernels
+                    ],
+                    "backward": None if r.backward is None else {
+                        "saved": [asdict(s) for s in r.backward.saved],
+                        "kernels": len(r.backward.kernels),
+                        "peak_bytes": r.backward.peak_bytes,
+                        "scatters": r.backward.scatters,
+                        "adds": r.backward.adds,
+                        "at_once": r.backward.at_once,
+                    },
+                }
+                for r in self.regions
+            ],
+            "torch": [{"op": s.op, "loc": s.loc, "reason": s.reason} for s in self.torch_ops],
+            "memory": self.memory.to_dict(),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def explain(name: str, walk: Walk, plain: str = "") -> Explanation:
+    """The explanation of a walked call."""
+    memory = plan_memory(walk, plain)
+    steps: list[RegionLine | TorchLine] = []
+    for step in walk.steps:
+        if isinstance(step, KernelStep):
+            steps.append(_region(step))
+        else:
+            steps.append(TorchLine(op=step.label, loc=str(step.loc), reason=step.reason))
+    return Explanation(
+        name=name,
+        plain=plain,
+        steps=tuple(steps),
+        memory=memory,
+        notes=memory.notes,
+        compiled_again=_compiled_again(walk),
+    )
+
+
+def _compiled_again(walk: Walk) -> tuple[Recompilation, ...]:
+    found = {(str(walk.function.loc), walk.differences): None}
+    for step in walk.steps:
+        if isinstance(step, KernelStep):
+            found[str(step.loc), step.entry.spec.differences] = None
+    return tuple(Recompilation(loc=loc, facts=facts) for loc, facts in found if facts)
+
+
+def _region(step: KernelStep) -> RegionLine:
+    host = step.entry.spec.host
+    assert host is not None
+    inputs = [
+        f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]" for i in host.program.inputs.values()
+    ]
+    return RegionLine(
+        loc=str(step.loc),
+        kernels=_kernels(step.executable(), step.in_place()),
+        signature=", ".join(inputs),
+        backward=_backward(step),
+    )
+
+
+def _kernels(executable: Any, in_place: Mapping[str, str] = _NOTHING) -> tuple[KernelLine, ...]:
+    """`in_place`: what the user calls the operands that outputs are written over."""
+    found: list[KernelLine] = []
+    for k in executable.kernels:
+        over = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]
+        note = f"{k.note}; in place: {', '.join(over)}" if over else k.note
+        ops = _places(k.ops)
+        found.append(KernelLine(name=k.name, outputs=tuple(k.outputs), ops=ops, note=note))
+    return tuple(found)
+
+
+def _backward(step: KernelStep) -> BackwardLine | None:
+    made, gradient = step.backward(), step.entry.spec.gradient
+    if made is None or gradient is None:
+        return None
+    saved = tuple(
+        SavedLine(
+            op=s.op,
+            loc=str(s.loc),
+            nbytes=evaluate(s.nbytes, step.numbers),
+            formula=str(s.nbytes),
+        )
+        for s in gradient.saved
+        if s.output < 0
+    )
+    if made.executable is None:
+        at_once = gradient.at_once is not None
+        return BackwardLine(saved=saved, kernels=(), peak_bytes=0, at_once=at_once)
+    return BackwardLine(
+        saved=saved,
+        kernels=_kernels(made.executable),
+        peak_bytes=made.executable.memory(step.numbers).peak_bytes,
+        scatters=len(made.scatters),
+        adds=made.adds,
+    )
+
+
+def _step_text(step: object) -> list[str]:
+    if isinstance(step, TorchLine):
+        return [f"PyTorch  {step.op:<20} {step.loc}  {step.reason}"]
+    if isinstance(step, Repeat):
+        often = f"{step.most:,}" if step.least == step.most else f"{step.least:,} to {step.most:,}"
+        inner = (line for part in step.part for line in _step_text(part))
+        return [f"{often} times, one after another:", *(f"  {line}" for line in inner)]
+    assert isinstance(step, RegionLine)
+    lines = [f"region at {step.loc}"]
+    for k in step.kernels:
+        lines.append(f"  {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
+        lines.extend(f"    {op:<20} {loc}" for op, loc in k.ops)
+    return lines if step.backward is None else [*lines, *_backward_text(step.backward)]
+
+
+def _backward_text(b: BackwardLine) -> list[str]:
+    lines = [f"  backward: {len(b.kernels)} kernels, peak {b.peak_bytes:,} bytes"]
+    if b.at_once:
+        lines = ["  backward: found together with the output, for it is a single value"]
+    if b.scatters:
+        lines[0] += f", {b.scatters} scatters by PyTorch"
+    if b.adds:
+        lines[0] += f", {b.adds} scatters by atomic additions"
+    lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
+    for k in b.kernels:
+        lines.append(f"    {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
+        lines.extend(f"      {op:<18} {loc}" for op, loc in k.ops if loc)
+    return lines
+
+
+def _places(ops: list[tuple[str, Loc]]) -> tuple[tuple[str, str], ...]:
+    return tuple(dict.fromkeys((op, str(loc)) for op, loc in ops))

@@ -1,0 +1,228 @@
+"""`lt.script` of a function: a Python function that is compiled when it is called.
+
+In: a function. Out: a `ScriptFunction`. Its syntax is checked at once, its program built for each
+tuple of argument types, its kernels for each signature of sizes.
+
+    @lt.script
+    def f(x, n: int = 3): return x.sum(0) * n
+
+    f(torch.rand(1000, 4))       # as if it were the Python function
+    f.explain(torch.rand(10, 4))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+from lowtide.api import names
+from lowtide.api.compiled import CannotInline
+from lowtide.api.torch_jit_members import TorchJitMembers
+from lowtide.budget.budgeted import make_driver
+from lowtide.compiler import simplified
+from lowtide.diagnostics import debug, stats
+from lowtide.diagnostics.argument_errors import python_words
+from lowtide.diagnostics.tracebacks import through_user_lines
+from lowtide.diagnostics.warned import warn
+from lowtide.errors import CompileError
+from lowtide.execute.captures import Reader
+from lowtide.execute.demands import demands
+from lowtide.execute.differences import differences, type_facts
+from lowtide.execute.driver import Driver
+from lowtide.execute.options import Options
+from lowtide.frontend.script.leaves import leaf_classes
+from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.script import check_syntax, script_function, signature_types
+from lowtide.frontend.trace.active import active
+from lowtide.ir import types as ir_types
+from lowtide.ir.core import Function
+from lowtide.memory import watching
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private import torch_state
+
+_SCALAR_TYPES = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_reason = torch_state.reason
+
+
+class ScriptFunction(TorchJitMembers):
+    """A compiled function; see the module's text. Safe to call from many threads."""
+
+    __wrapped__: Callable[..., Any]
+    __name__: str
+    _of_defaults: Callable[..., Any] | None = None  # whose defaults a call has, where it has any
+    _defaults: Sequence[object] = ()
+    _receivers = 0  # arguments that Python counts, which are not in the signature
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        check_syntax(fn)
+        functools.update_wrapper(self, fn)
+        self.__lowtide_function__ = fn
+        self._fn = fn
+        self._signature = inspect.signature(fn)
+        self._of_defaults = inspect.unwrap(fn)
+        self._defaults = defaults_of(self._of_defaults)
+        parameters = self._signature.parameters.values()
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if plain else -1  # arguments of a call that needs no binding
+        self._plain_drivers: dict[tuple[type, ...], Driver] = {}
+        self._drivers: dict[tuple[ir_types.Type, ...], Driver] = {}
+        self._assumed: dict[tuple[ir_types.Type, ...], Assumptions] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python function would return."""
+        if _is_compiling():
+            return self._fn(*args, **kwargs)
+        if _reason():
+            return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)
+        values = args
+        if kwargs or len(args) != self._arity:
+            values = self.bind(args, kwargs)
+        driver = self._plain_drivers.get(tuple(map(type, values)))
+        if driver is None or (driver.holds is not None and not driver.holds()):
+            with watching.aside():
+                driver = self.driver(values)
+        try:
+            if driver.captured is not None:
+                values = (*values, *driver.captured()[0])
+            return driver(values)
+        except Ineligible:
+            return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
+
+    def _python(self, *args: Any, **kwargs: Any) -> Any:
+        recorder = active()
+        if recorder is not None:
+            try:
+                return self.inline(recorder, args, kwargs)
+            except CannotInline:
+                pass  # its Python code is traced, control flow frozen
+        else:
+            self.without_budget(_reason())
+        stats.count("calls_eager")
+        return self._fn(*args, **kwargs)
+
+    def _read_signature(self) -> inspect.Signature:
+        return inspect.signature(self._fn)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """As a method: plain Python's binding."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: object) -> ScriptFunction:
+        return self  # as a function
+
+    def __reduce__(self) -> str:
+        return self._fn.__qualname__  # pickled by name, as a function
+
+    def __repr__(self) -> str:
+        return f"<lt.ScriptFunction {self._fn.__qualname__}{self._signature}>"
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments in order, with defaults; raises Python's own TypeError."""
+        defaults = defaults_of(self._of_defaults)
+        if len(defaults) != len(self._defaults) or not all(map(is_, defaults, self._defaults)):
+            self._signature, self._defaults = self._read_signature(), defaults
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            what = python_words(self._signature, args, kwargs, self._receivers) or error
+            raise TypeError(f"{self._fn.__name__}() {what}") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def driver(self, args: tuple[Any, ...]) -> Driver:
+        """The program for the types of these arguments, built if need be; raises CompileError."""
+        types = tuple(map(self._type_of, self._signature.parameters, args))
+        with self._lock:
+            driver = self._drivers.get(types)
+            if driver is None or driver.is_outdated():
+                assumed = self._assumed[types] = renewed(
+                    self._assumed.get(types), self.__name__, warn
+                )
+                compiled = script_function(self._fn, types, assumed)
+                leaves, function = leaf_classes(compiled), simplified(compiled)
+                debug.show("ir", function.name, lambda: str(function))
+                driver = make_driver(function, self.options)
+                driver.leaves, driver.holds = leaves, assumed.holds()
+                driver.demands = demands(function, assumed)
+                driver.differences = assumed.differences or self._new_types(types, self._drivers)
+                self._drivers[types] = driver
+                if function.captures:
+                    driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
+            kinds = tuple(map(type, args))
+            if _SCALAR_TYPES.issuperset(kinds) and not driver.leaves:
+                self._plain_drivers[kinds] = driver
+            return driver
+
+    def keep_to(self, options: Options) -> None:
+        """See `Compiled.keep_to`."""
+        with self._lock:
+            super().keep_to(options)
+            self._drivers.clear()
+            self._plain_drivers.clear()
+
+    def _new_types(
+        self, types: Sequence[ir_types.Type], known: Iterable[Sequence[ir_types.Type]]
+    ) -> tuple[str, ...]:
+        """What the types of a new program's arguments differ in from the nearest known ones."""
+        names = self._signature.parameters
+        return differences(type_facts(names, types), (type_facts(names, k) for k in known))
+
+    def _type_of(self, name: str, value: object) -> ir_types.Type:
+        found = ir_types.type_of(value)
+        if found is None:
+            raise CompileError(
+                f"argument `{name}` of {self._fn.__name__}() is a {type(value).__name__}, "
+                "which is not compiled",
+                remedy="tensors, numbers, strings, dtypes, devices, and lists and tuples of them",
+            )
+        return found
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """See `Compiled.resolve`."""
+        driver = self.driver(values)
+        return driver, values if driver.captured is None else (*values, *driver.captured()[0])
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters."""
+        return self._signature
+
+    def drivers(self) -> list[Driver]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return list(self._drivers.values())
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        names.find("save")(self, f, _extra_files)
+
+    def program(self) -> Function:
+        """The program for the latest types of arguments, else as annotated."""
+        with self._lock:
+            if self._drivers:
+                return next(reversed(self._drivers.values())).function
+        types = tuple(signature_types(self._fn).values())
+        return program_of(self._fn, types)
+
+
+def program_of(fn: Callable[..., Any], types: Sequence[ir_types.Type]) -> Function:
+    """The program of a function for arguments of these types."""
+    return simplified(script_function(fn, types))
+
+
+def defaults_of(fn: Any) -> list[object]:
+    """The defaults of a function's parameters, which Python code may replace."""
+    by_name: dict[str, object] = getattr(fn, "__kwdefaults__", None) or {}
+    return [*(getattr(fn, "__defaults__", None) or ()), *by_name.values()]

@@ -1,0 +1,473 @@
+"""A module's compiled method: a ScriptFunction whose program also reads the module's own state.
+
+In: the module that owns the state, a method's name, its Python function or a finished Function.
+Out: a `ScriptMethod`, called as the method would be.
+
+    c.forward(x)      reads x's type, then the captured values and guards, then runs the driver
+    c.fc.bias = None  the next call compiles a second variant, since a guard differs
+
+Always holds: a `Variant` runs only for the submodules, the types of captured values and the guards'
+values that it was compiled for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from lowtide.api.script_function import ScriptFunction, defaults_of
+from lowtide.budget.budgeted import make_driver
+from lowtide.budget.dry_run import Walk
+from lowtide.diagnostics import debug
+from lowtide.diagnostics.tracebacks import through_user_lines
+from lowtide.diagnostics.warned import warn
+from lowtide.errors import CompileError
+from lowtide.execute.captures import Reader, Values, hook_count, stands_for, tree, type_of_value
+from lowtide.execute.demands import demands
+from lowtide.execute.differences import attribute, guard_told, told
+from lowtide.execute.driver import Driver
+from lowtide.execute.options import Options
+from lowtide.execute.parametrized import unchanged
+from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
+from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
+from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.script import check_syntax
+from lowtide.frontend.script.source import decorated
+from lowtide.ir import types as t
+from lowtide.ir.core import Function
+from lowtide.memory import watching
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private import torch_state
+
+_MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
+_CONTAINERS: Final = (list, tuple, dict)
+_SIMPLE_TYPES: Final = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+_reason = torch_state.reason
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """A program, and what must hold of its modules; see the module's text."""
+
+    driver: Driver
+    reader: Reader
+    kinds: tuple[type, ...]
+    facts: Values
+    hooks: tuple[Any, ...]
+    containers: tuple[tuple[int, t.Type], ...]
+    guards: tuple[Guard, ...] = ()
+    submodules: tuple[Any, ...] = ()
+    tree: Mapping[str, torch.nn.Module] = field(default_factory=dict[str, torch.nn.Module])
+
+    def fits_modules(self) -> bool:
+        """Whether the submodules are those that it was made for."""
+        find = self.reader.submodules
+        return find is None or tuple(find()) == self.submodules
+
+    def is_stale(self) -> bool:
+        """Whether a submodule was replaced, a hook registered, or a class it knows derived from."""
+        is_other = not self.fits_modules() or self.reader.hooks() != self.hooks
+        return is_other or self.driver.is_outdated()
+
+    def is_readable(self) -> bool:
+        """Whether the captured values are there, whatever the guards give."""
+        try:
+            captured, _ = self.reader.read()
+        except (KeyError, AttributeError):
+            return False
+        return tuple(map(type, captured)) == self.kinds
+
+    def values(self) -> Values | None:
+        """The captured values now; None if the program is not for them."""
+        holds = self.driver.holds
+        if holds is not None and not holds():
+            return None
+        find = self.reader.submodules
+        if find is not None and tuple(find()) != self.submodules:
+            return None
+        try:
+            captured, facts = self.reader.read()
+        except (KeyError, AttributeError):
+            return None
+        if facts != self.facts or tuple(map(type, captured)) != self.kinds:
+            return None
+        if all(type_of_value(captured[k], type_) for k, type_ in self.containers):
+            return captured
+        return None
+
+    def changed(self) -> tuple[str, ...]:
+        """What no longer holds of the modules, told to the user."""
+        now = self.reader.tree()
+        swapped = [_swapped(path, m, now.get(path)) for path, m in self.tree.items()]
+        swapped += [_swapped(path, None, m) for path, m in now.items() if path not in self.tree]
+        hooks = zip(self.reader.hooks(), self.hooks, strict=True)
+        paths = (g.path for g in self.guards if g.kind == "hooks")
+        found = [text for text in swapped if text]
+        if not found and not self.fits_modules():
+            found.append("the submodules are in another order")
+        found += [
+            f"the hooks of `{attribute(path)}` have changed"
+            for path, (now_, before) in zip(paths, hooks, strict=True)
+            if now_ != before
+        ]
+        if found:
+            return tuple(found)
+        try:
+            captured, facts = self.reader.read()
+        except (KeyError, AttributeError) as error:
+            return (f"{error.args[0]!r} is no longer where it was",)
+        rows = zip(self.reader.guards, self.facts, facts, strict=True)
+        found += [guard_told(guard, old, new) for guard, old, new in rows if old != new]
+        types = zip(self.reader.paths, self.kinds, map(type, captured), strict=True)
+        found += [
+            told(f"type of `{attribute(path)}`", old.__name__, new.__name__)
+            for path, old, new in types
+            if old is not new
+        ]
+        found += [
+            told(f"type of `{attribute(self.reader.paths[k])}`", type_, t.type_of(captured[k]))
+            for k, type_ in self.containers
+            if not type_of_value(captured[k], type_)
+        ]
+        return tuple(found)
+
+
+def _swapped(path: str, before: object, now: object) -> str:
+    """A submodule that has become another, as a sentence; "" if it has not."""
+    if before is now:
+        return ""
+    kinds = [type(m).__name__ if m is not None else "not there" for m in (before, now)]
+    if kinds[0] == kinds[1]:
+        kinds = [f"one {kinds[0]}", f"another {kinds[0]}"]
+    return told(f"`{attribute(path)}`", *kinds)
+
+
+class ScriptMethod(ScriptFunction):
+    """A compiled method; see the module's text. Safe to call from many threads."""
+
+    _receivers = 1
+
+    def __init__(
+        self,
+        root: torch.nn.Module,
+        name: str,
+        source: FunctionType | Function,
+        *,
+        frozen: bool = False,
+        preserved: frozenset[str] = frozenset(),
+    ) -> None:
+        self._root = root
+        self._name = self.__name__ = name
+        self.__module__ = type(root).__module__
+        self.__qualname__ = f"{type(root).__qualname__}.{name}"
+        self._source = source
+        self._recorded_with = tree(root) if isinstance(source, Function) else {}
+        self._frozen, self._preserved = frozen, preserved
+        if isinstance(source, FunctionType):
+            if not is_torch_class(type(root)):
+                check_syntax(source)
+            self._of_defaults = decorated(source)
+            self._defaults = defaults_of(self._of_defaults)
+            self._signature = self._read_signature()
+            parameters = list(self._signature.parameters.values())
+            self._fn = MethodType(source, root)
+            self.__lowtide_function__ = source
+            self.__doc__ = source.__doc__
+        else:
+            parameters = _parameters(source)
+            self._signature = inspect.Signature(parameters)
+            self._fn = self._plainly()
+        positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if positional else -1
+        self._lock = threading.RLock()
+        self._latest: dict[tuple[type, ...], Variant] = {}
+        self._variants: dict[tuple[t.Type, ...], list[Variant]] = {}
+        self._dropped: dict[tuple[t.Type, ...], tuple[str, ...]] = {}  # and why
+        self._newest: Variant | None = None
+        self._assumed: dict[tuple[t.Type, ...], Assumptions] = {}
+        self._hooks_seen = -1
+        self.callees: Callees = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the Python method would return."""
+        if _is_compiling():
+            return self._python(*args, **kwargs)
+        if _reason():
+            again = MethodType(ScriptMethod.__call__, self)
+            return watching.call(self.__qualname__, again, self._python, _reason, args, kwargs)
+        values = args
+        if kwargs or len(args) != self._arity:
+            values = self.bind(args, kwargs)
+        variant = self._latest.get(tuple(map(type, values)))
+        captured = None
+        if variant is not None and RemovableHandle.next_id == self._hooks_seen:
+            captured = variant.values()
+        if variant is None or captured is None:
+            with watching.aside():
+                variant, captured = self._find(values)
+        try:
+            return variant.driver((*values, *captured))
+        except Ineligible:
+            return self._python(*args, **kwargs)
+        except Exception as error:
+            raise through_user_lines(error) from error.__cause__
+
+    def _read_signature(self) -> inspect.Signature:
+        assert self._of_defaults is not None
+        signature = inspect.signature(self._of_defaults, follow_wrapped=False)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self
+
+    def __repr__(self) -> str:
+        return f"<lt.ScriptMethod {type(self._root).__name__}.{self._name}{self._signature}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a compiled method cannot be pickled: lt.save(module, file) instead")
+
+    def _plainly(self) -> Callable[..., Any]:
+        """Stands for the Python method where there is none: PyTorch runs the program's ops."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            values = self.bind(args, kwargs)
+            variant, captured = self._find(values)
+            return variant.driver.run_eager((*values, *captured))
+
+        run.__name__ = run.__qualname__ = self._name
+        return run
+
+    # -- programs --
+
+    def keep_to(self, options: Options) -> None:
+        """See `Compiled.keep_to`."""
+        with self._lock:
+            self.options = options
+            for variant in self.variants():
+                before = variant.driver
+                variant.driver = made = make_driver(before.function, options)
+                made.leaves, made.holds, made.demands = before.leaves, before.holds, before.demands
+                made.differences = before.differences
+
+    def compile(self) -> None:
+        """Compiles for the types of the annotations; raises CompileError."""
+        with self._lock:
+            if isinstance(self._source, FunctionType):
+                types = tuple(method_types(self._source, ()).values())
+                if types not in self._variants:
+                    self._make(types)
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that owns the state."""
+        return self._root
+
+    @property
+    def source(self) -> FunctionType | Function:
+        """What it is compiled from."""
+        return self._source
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters, without the module."""
+        return self._signature
+
+    def variants(self) -> list[Variant]:
+        """The programs built so far, in order."""
+        with self._lock:
+            return [v for found in self._variants.values() for v in reversed(found)]
+
+    def variant_for(self, types: tuple[t.Type, ...]) -> Variant:
+        """The program for arguments of these types and the modules as they are."""
+        with self._lock:
+            self._forget_stale()
+            found = self._variants.get(types, ())
+            fitting = (v for v in found if v.values() is not None)
+            return next(fitting, None) or self._make(types)
+
+    def anew(self, types: tuple[t.Type, ...], *, as_declared: bool = False) -> Variant:
+        """A program in which globals are constants, also those that have changed; not kept.
+        `as_declared`: it reads what is declared Optional as such, whatever it is now."""
+        assert isinstance(self._source, FunctionType)
+        with self._lock:
+            program = self._compiled(self._source, types, as_declared=as_declared)
+            return self._variant(program.function, program.guards)
+
+    def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:
+        """The program for these arguments and the modules as they are, built if need be."""
+        types = tuple(map(self._type_of, self._signature.parameters, values))
+        with self._lock:
+            self._forget_stale()
+            for variant in self._variants.get(types, ()):
+                captured = variant.values()
+                if captured is not None:
+                    break
+            else:
+                variant = self._make(types)
+                captured = variant.reader.read()[0]
+            kinds = tuple(map(type, values))
+            if _SIMPLE_TYPES.issuperset(kinds) and not variant.driver.leaves:
+                self._latest[kinds] = variant
+            self._newest = variant
+            return variant, captured
+
+    def _forget_stale(self) -> None:
+        """Drops programs made before a hook was registered, a submodule replaced, or a subclass
+        defined."""
+        for types, variants in self._variants.items():
+            stale = [v for v in variants if v.is_stale()]
+            if stale:
+                self._dropped[types] = stale[0].changed()
+                variants[:] = [v for v in variants if v not in stale]
+                self._latest.clear()
+        if self._newest is not None and self._newest not in self.variants():
+            self._newest = None
+        count = hook_count()
+        if count != self._hooks_seen:
+            self._latest.clear()
+            self._hooks_seen = count
+
+    def _compiled_for(self, types: tuple[t.Type, ...]) -> tuple[str, ...]:
+        """What a new program is there for: in what its modules, or else the types of its arguments,
+        differ from those of the nearest program before it."""
+        changes = [v.changed() for v in self._variants.get(types, ())]
+        changes += [self._dropped[types]] if types in self._dropped else []
+        if changes:
+            return min(changes, key=len)
+        return self._new_types(types, self._variants)
+
+    def _make(self, types: tuple[t.Type, ...]) -> Variant:
+        self.check_submodules()
+        with unchanged(self._root):
+            return self._made(types)
+
+    def check_submodules(self) -> None:
+        """Raises CompileError where the program was recorded, or saved, and a submodule is another
+        one now: there is no source to compile anew."""
+        now = tree(self._root) if self._recorded_with else {}
+        for path, before in self._recorded_with.items():
+            if not stands_for(now.get(path), before):
+                raise CompileError(
+                    f"{_swapped(path, before, now.get(path))}; {self._name}() was recorded or "
+                    "saved with the first, and knows nothing of the second",
+                    remedy="lt.script or lt.trace of the module with the new one in it",
+                )
+
+    def _made(self, types: tuple[t.Type, ...]) -> Variant:
+        if isinstance(self._source, Function):
+            function, guards, leaves, assumed = self._source, (), (), Assumptions()
+        else:
+            assumed = renewed(self._assumed.get(types), self.__name__, warn)
+            program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
+            function, guards, leaves = program.function, program.guards, program.leaves
+            assumed.found = program.assumed.found
+            assumed.puts_more = program.assumed.puts_more
+            assumed.methods = program.assumed.methods
+            self._assumed[types] = assumed
+        debug.show("ir", function.name, lambda: str(function))
+        differences = self._compiled_for(types)
+        variant = self._variant(function, guards)
+        variant.driver.differences = assumed.differences or differences
+        variant.driver.leaves, variant.driver.holds = leaves, assumed.holds()
+        variant.driver.demands = demands(function, assumed)
+        return self._keep(types, variant)
+
+    def _compiled(
+        self,
+        source: FunctionType,
+        types: tuple[t.Type, ...],
+        *,
+        as_declared: bool = False,
+        varying: frozenset[tuple[int, str]] = frozenset(),
+    ) -> MethodProgram:
+        program = compile_method(
+            self._root,
+            self._name,
+            source,
+            types,
+            frozen=self._frozen,
+            preserved=self._preserved,
+            as_declared=as_declared,
+            varying=varying,
+        )
+        for callee, called in program.callees.items():
+            self.callees.setdefault(callee, {}).update(called)
+        return program
+
+    def _variant(
+        self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
+    ) -> Variant:
+        """A program bound to the modules as they are now."""
+        reader = Reader(self._root, function.captures, guards)
+        captured, facts = reader.read()
+        params = function.params[len(function.arguments) :]
+        return Variant(
+            driver=driver or make_driver(function, self.options),
+            reader=reader,
+            kinds=tuple(map(type, captured)),
+            facts=facts,
+            hooks=reader.hooks(),
+            containers=tuple(
+                (k, p.type) for k, p in enumerate(params) if isinstance(captured[k], _CONTAINERS)
+            ),
+            guards=guards,
+            submodules=tuple(reader.submodules() if reader.submodules is not None else ()),
+            tree=reader.tree(),
+        )
+
+    def _keep(self, types: tuple[t.Type, ...], variant: Variant) -> Variant:
+        variants = self._variants.setdefault(types, [])
+        if len(variants) >= _MOST_VARIANTS:
+            variants.clear()
+        variants.insert(0, variant)
+        self._newest = variant
+        return variant
+
+    def program(self) -> Function:
+        """The program as it was last built."""
+        with self._lock:
+            if self._newest is None:
+                self.compile()
+            if self._newest is None:
+                assert isinstance(self._source, Function)
+                return self._source
+            return self._newest.driver.function
+
+    def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
+        """The program for these arguments and the modules as they are, and all its operands."""
+        variant, captured = self._find(values)
+        return variant.driver, (*values, *captured)
+
+    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+        with unchanged(self._root):
+            return super()._walk(args, kwargs)
+
+
+class MethodMaker:
+    """What makes a method whose programs come from elsewhere, from a file say."""
+
+    def make(self, root: torch.nn.Module) -> ScriptMethod:
+        """The method of this module."""
+        raise NotImplementedError
+
+
+def _parameters(function: Function) -> list[inspect.Parameter]:
+    """Those of a program; a default that is no literal is not in it, so none before it counts."""
+    empty = inspect.Parameter.empty
+    found: list[inspect.Parameter] = []
+    defaults = function.defaults
+    for p in reversed(function.arguments):
+        defaults = defaults if p.name in defaults else dict[str, object]()
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        found.append(inspect.Parameter(p.name, kind, default=defaults.get(p.name, empty)))
+    return found[::-1]

@@ -1,0 +1,461 @@
+"""`lt.ScriptModule`: an nn.Module whose methods are compiled.
+
+In: an nn.Module, the *root*, which owns the state. Out: a module that is called, trained, moved and
+saved as the root would be; both share parameters, buffers, hooks and every attribute.
+
+    c = lt.script(Net())                     class Net(lt.ScriptModule):
+    c(x); c.encode(x); c.layer1(x)               @lt.script_method
+    c.load_state_dict(state); c.eval()           def forward(self, x): ...
+
+Always holds: a compiled module's submodules are compiled modules around the root's own, one for
+each, however often it is shared. In the class style the module is its own root.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any, Final, cast
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from lowtide.api import names
+from lowtide.api.entry_point_errors import what_can_be_called
+from lowtide.api.script_method import MethodMaker, ScriptMethod
+from lowtide.api.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
+from lowtide.execute.options import Options
+from lowtide.frontend.script import decorators
+from lowtide.frontend.script.module_state import own_call, root_of
+from lowtide.frontend.script.source import unwrap
+from lowtide.ir.core import Function
+
+_Module = torch.nn.Module
+_UNSHARED: Final = ("_modules", "training")
+_ASKED: Final = (  # of the program of forward
+    *("graph", "code", "explain", "memory", "stages"),
+    *("inlined_graph", "graph_for", "code_with_constants"),
+)
+_GLOBAL_HOOKS: Final = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+_CHANGING: Final = ("append", "extend", "insert", "pop", "update", "clear")  # of a container
+_MISSING: Final = object()
+
+
+class LazyMethod:
+    """A method that is compiled when it is first asked for; `lt.script_method` makes one."""
+
+    def __init__(self, fn: Callable[..., Any] | None, name: str = "") -> None:
+        self.__lowtide_function__ = fn
+        self._name = name or getattr(fn, "__name__", "")
+        if fn is not None:
+            functools.update_wrapper(cast("Any", self), fn)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        made = make_method(instance, self._name)
+        instance.__dict__[self._name] = made
+        return made
+
+
+def script_method(fn: Callable[..., Any]) -> Any:
+    """Compiles a method of a class derived from `lt.ScriptModule`."""
+    return LazyMethod(fn)
+
+
+class ScriptModule(_Module):
+    """A compiled module; see the module's text."""
+
+    # Of the program of forward; resolved in __getattr__, so that a module may use the names itself.
+    graph: Any
+    code: Any
+    explain: Any
+    memory: Any
+    stages: Any
+    inlined_graph: Any
+    graph_for: Any
+    code_with_constants: Any
+
+    @property
+    def __lowtide_root__(self) -> _Module:
+        return self.__dict__.get("_lowtide_root", self)
+
+    @property
+    def original_name(self) -> str:
+        """The name of the module's own class."""
+        return type(self.__lowtide_root__).__name__
+
+    def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
+        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        names.find("save")(self, f, _extra_files)
+
+    def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:
+        """The bytes that `save` writes."""
+        return saved_to_buffer(self, _extra_files)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = self.__dict__
+        if own.get("_lowtide_quiet") == RemovableHandle.next_id:
+            return own["forward"](*args, **kwargs)
+        root = self.__lowtide_root__
+        if root is not self and getattr(root, "has_uninitialized_params", bool)():
+            return root(*args, **kwargs)  # its sizes come from the first input
+        if own_call(root) is not None:
+            made = own.get("_lowtide_call")
+            if made is None:
+                made = own["_lowtide_call"] = make_method(self, "__call__")
+            return made(*args, **kwargs)
+        if not _has_hooks(self) and isinstance(self.forward, ScriptMethod):
+            object.__setattr__(self, "_lowtide_quiet", RemovableHandle.next_id)
+        return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ASKED:
+            return getattr(self.forward, name)
+        if name in INSTEAD:
+            raise told_instead(name, f"the compiled {self.original_name}")
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, decorators.Attribute):
+            self.__dict__.setdefault("_lowtide_types", {})[name] = value.type
+            value = value.value
+        if name in self.__dict__ and isinstance(self.__dict__[name], ScriptMethod):
+            del self.__dict__[name], self.__dict__["_lowtide_quiet"]
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():
+            if not isinstance(value, ScriptMethod) and name != "_lowtide_quiet":
+                made.__dict__[name] = copy.deepcopy(value, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError("a compiled module cannot be pickled: lt.save(module, file) instead")
+
+
+class _OfItsRootsClass:
+    """What isinstance() takes for one of its root's class, too: `for m in net.modules(): if
+    isinstance(m, nn.BatchNorm2d): m.eval()`. By itself, as `super()` has the name for its own."""
+
+    @property
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        root: object = self.__dict__["_lowtide_root"]
+        return type(root)
+
+    @__class__.setter
+    def __class__(self, cls: type[Any]) -> None:
+        self.__dict__["_lowtide_root"].__class__ = cls
+
+
+class WrappedModule(_OfItsRootsClass, ScriptModule):
+    """A compiled module around a root of another class."""
+
+    forward: Any = LazyMethod(None, "forward")
+
+    def __init__(
+        self,
+        root: _Module,
+        methods: Mapping[str, Function | MethodMaker] | None = None,
+        memo: dict[int, ScriptModule] | None = None,
+        *,
+        frozen: bool = False,
+        preserved: frozenset[str] = frozenset(),
+    ) -> None:
+        memo = {} if memo is None else memo
+        memo[id(root)] = self
+        own = self.__dict__
+        own.update({k: root.__dict__[k] for k in _internals() if k in root.__dict__})
+        own["_lowtide_root"] = root
+        own["_lowtide_given"] = dict(methods or {})
+        if methods:
+            root.__dict__["_lowtide_programs"] = dict(methods)
+        own["_lowtide_options"] = {"frozen": frozen, "preserved": preserved}
+        own["_lowtide_wraps"] = memo
+        own["_version"] = getattr(root, "_version", 1)
+        _ = self._modules
+        _unwrap_attributes(root)
+        for name in own["_lowtide_given"]:
+            own[name] = make_method(self, name)
+
+    @property
+    def _modules(self) -> dict[str, ScriptModule | None]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The root's submodules, each wrapped, as they are now."""
+        own = self.__dict__
+        held: dict[str, _Module | None] = own["_lowtide_root"].__dict__["_modules"]
+        if own.get("_lowtide_wrapped") != list(held.items()):
+            own["_lowtide_wrapped"] = list(held.items())
+            own["_modules"] = {k: None if m is None else self._wrap(m) for k, m in held.items()}
+        return own["_modules"]
+
+    def _wrap(self, module: _Module) -> ScriptModule:
+        if isinstance(module, ScriptModule):
+            return module
+        own, module = self.__dict__, root_of(module)
+        known = own["_lowtide_wraps"].get(id(module))
+        if known is not None:
+            return known
+        return wrap(module, memo=own["_lowtide_wraps"], **own["_lowtide_options"])
+
+    def _get_name(self) -> str:
+        return "ScriptModule"
+
+    def extra_repr(self) -> str:
+        """What `repr` shows beside the submodules."""
+        return f"original_name={self.original_name}"
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__
+        for held in (own["_parameters"], own["_buffers"], self._modules):
+            if name in held:
+                return held[name]
+        root: _Module = own["_lowtide_root"]
+        found = inspect.getattr_static(root, name, _MISSING)
+        if found is _MISSING and own["_lowtide_given"] and name not in {*_ASKED, *INSTEAD}:
+            raise AttributeError(f"{self.original_name} has no {name!r}{what_can_be_called(self)}")
+        if found is _MISSING:
+            return super().__getattr__(name)
+        if name in root.__dict__ or not callable(found) or isinstance(found, staticmethod):
+            return getattr(root, name)
+        return self._method(root, name, found)
+
+    def _method(self, root: _Module, name: str, found: Any) -> Any:
+        if isinstance(cast("object", found), classmethod) or decorators.modifier(found) is not None:
+            bound = getattr(root, name)
+            if decorators.modifier(found) not in decorators.EXPORTED:
+                return bound
+        elif not self._is_compiled(root, name):
+            raise AttributeError(
+                f"{self.original_name}.{name}() is not compiled; write `@lt.export` above "
+                f"`def {name}` to compile it, or `@lt.ignore` to leave it to Python"
+            )
+        made = self.__dict__[name] = make_method(self, name)
+        return made
+
+    def _is_compiled(self, root: _Module, name: str) -> bool:
+        """Whether an entry point of the whole module calls it."""
+        wraps: dict[int, ScriptModule] = self.__dict__["_lowtide_wraps"]
+        methods = [m for w in wraps.values() for m in w.__dict__.values()]
+        compiled = [m for m in methods if isinstance(m, ScriptMethod)]
+        if not compiled:  # a copy that has not been called
+            whole = next(iter(wraps.values()))
+            compiled = [make_or_get(whole, entry) for entry in entry_points(root_of(whole))]
+            for method in compiled:
+                method.compile()
+        return any((id(root), name) in method.callees for method in compiled)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        root: _Module = own["_lowtide_root"]
+        if name in own and isinstance(own[name], ScriptMethod):
+            own[name] = value
+            return
+        if "_lowtide_adopts" in root.__dict__:
+            value = root.__dict__["_lowtide_adopts"](root, name, value)
+        setattr(root, name, _bare(value) if isinstance(value, _Module) else value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_lowtide_root"], name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.__dict__["_lowtide_root"])})
+
+    def add_module(self, name: str, module: _Module | None) -> None:
+        """Adds a submodule, to the root too."""
+        setattr(self, name, module)
+
+    def get_extra_state(self) -> Any:
+        """The root's, if its class has one."""
+        return self.__lowtide_root__.get_extra_state()
+
+    def set_extra_state(self, state: Any) -> None:
+        """The root's."""
+        self.__lowtide_root__.set_extra_state(state)
+
+    def _save_to_state_dict(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.__lowtide_root__._save_to_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
+
+    def _load_from_state_dict(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.__lowtide_root__._load_from_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        made = self._around(copy.deepcopy(self.__dict__["_lowtide_root"], memo))
+        memo[id(self)] = made
+        return made
+
+    def __copy__(self) -> Any:
+        return self._around(copy.copy(self.__dict__["_lowtide_root"]))
+
+    def _around(self, root: _Module) -> ScriptModule:
+        own = self.__dict__
+        made = wrap(root, own["_lowtide_given"], **own["_lowtide_options"])
+        made.__dict__["_lowtide_asked"] = own.get("_lowtide_asked", Options())
+        return made
+
+
+class _Container(WrappedModule):
+    """A compiled ModuleList, ModuleDict, Sequential, …"""
+
+    def _own(self, found: Any) -> Any:
+        return self._wrap(found) if isinstance(found, _Module) else found
+
+    def __len__(self) -> int:
+        return len(cast("Any", self.__lowtide_root__))
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._own, cast("Any", self.__lowtide_root__))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._own(cast("Any", self.__lowtide_root__)[key])
+
+    def __setitem__(self, key: Any, module: _Module) -> None:
+        cast("Any", self.__lowtide_root__)[key] = _bare(module)
+
+    def __delitem__(self, key: Any) -> None:
+        del cast("Any", self.__lowtide_root__)[key]
+
+    def _method(self, root: _Module, name: str, found: Any) -> Any:
+        if name in _CHANGING and type(root).__module__.startswith("torch."):
+            return functools.partial(self._change, name)
+        return super()._method(root, name, found)
+
+    def _change(self, name: str, *args: Any) -> Any:
+        """`append` and the like: the root's own method, with modules that are not compiled."""
+        found = getattr(self.__lowtide_root__, name)(*map(_bare, args))
+        return self if found is self.__lowtide_root__ else self._own(found)
+
+    def __contains__(self, key: Any) -> bool:
+        return root_of(key) in cast("Any", self.__lowtide_root__)
+
+    def keys(self) -> Any:
+        """The names of the elements."""
+        return cast("Any", self.__lowtide_root__).keys()
+
+    def values(self) -> Any:
+        """The elements."""
+        return [self._own(v) for v in cast("Any", self.__lowtide_root__).values()]
+
+    def items(self) -> Any:
+        """Both."""
+        return [(k, self._own(v)) for k, v in cast("Any", self.__lowtide_root__).items()]
+
+
+def is_own_name(name: str) -> bool:
+    """Whether compiled modules keep something under this name that they rely on themselves."""
+    return name.startswith("_lowtide") or (name.startswith("_") and hasattr(_Container, name))
+
+
+def _bare(value: Any) -> Any:
+    """Modules as a root holds them: a traced or loaded one stays what it is, for its root has no
+    methods."""
+    if isinstance(value, _Module):
+        return value if value.__dict__.get("_lowtide_given") else root_of(value)
+    if isinstance(value, dict):
+        return {k: _bare(v) for k, v in cast("dict[Any, Any]", value).items()}
+    is_row = isinstance(value, list | tuple)
+    return [_bare(v) for v in cast("list[Any]", value)] if is_row else value
+
+
+def wrap(
+    root: _Module,
+    methods: Mapping[str, Function | MethodMaker] | None = None,
+    memo: dict[int, ScriptModule] | None = None,
+    *,
+    frozen: bool = False,
+    preserved: frozenset[str] = frozenset(),
+) -> ScriptModule:
+    """The compiled module around a root. `methods`: finished programs, for modules whose source is
+    not to be read (traced, loaded); their captures are paths from the root, which keeps them."""
+    if isinstance(root, ScriptModule) and not isinstance(root, WrappedModule):
+        return root
+    methods = methods or root.__dict__.get("_lowtide_programs")
+    base = _Container if hasattr(type(root), "__len__") else WrappedModule
+    cls = _named(base, type(root).__name__)
+    return cls(root, methods, memo, frozen=frozen, preserved=preserved)
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(cls: type[WrappedModule], name: str) -> type[WrappedModule]:
+    """The class under the name of the user's own, by which Python's messages call a module."""
+    return type(name, (cls,), {})
+
+
+def entry_points(module: torch.nn.Module) -> list[str]:
+    """forward, if there is one, and the exported methods."""
+    names = [] if method_source(module, "forward") is torch.nn.Module.forward else ["forward"]
+    for name in dir(type(module)):
+        found = inspect.getattr_static(type(module), name)
+        if decorators.modifier(found) in decorators.EXPORTED and name != "forward":
+            names.append(name)
+    return names
+
+
+def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
+    """The compiled method of this name."""
+    known = module.__dict__.get(name)
+    if not isinstance(known, ScriptMethod):
+        known = module.__dict__[name] = make_method(module, name)
+    return known
+
+
+def make_method(module: ScriptModule, name: str) -> ScriptMethod:
+    """A method of a compiled module, with no program yet, as what was asked of the module is."""
+    made = _method(module, name)
+    made.keep_to(module.__dict__.get("_lowtide_asked", Options()))
+    return made
+
+
+def _method(module: ScriptModule, name: str) -> ScriptMethod:
+    own = module.__dict__
+    root = root_of(module)
+    given: Mapping[str, Function | MethodMaker] = own.get("_lowtide_given", {})
+    options: dict[str, Any] = own.get("_lowtide_options", {})
+    source = given.get(name) or method_source(root, name)
+    if isinstance(source, MethodMaker):
+        return source.make(root)
+    if source is _Module.forward:
+        raise NotImplementedError(
+            f"{type(root).__name__} has no forward(){what_can_be_called(module)}"
+        )
+    return ScriptMethod(root, name, source, **options)
+
+
+def method_source(root: _Module, name: str) -> FunctionType:
+    """The Python function behind a method of this name."""
+    own = root.__dict__.get(name)
+    if own is not None and not isinstance(own, ScriptMethod):
+        return unwrap(own)
+    return unwrap(inspect.getattr_static(type(root), name))
+
+
+@functools.cache
+def _internals() -> tuple[str, ...]:
+    """What nn.Module keeps about every module, its submodules and mode aside."""
+    return tuple(k for k in _Module().__dict__ if k not in _UNSHARED)
+
+
+def _has_hooks(module: _Module) -> bool:
+    own = module.__dict__
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(own[n] for n in names) or any(getattr(torch_module, n, None) for n in _GLOBAL_HOOKS)
+
+
+def _unwrap_attributes(root: _Module) -> None:
+    """`self.x = lt.Attribute(value, type)` becomes the value; its type is remembered."""
+    for name, value in list(root.__dict__.items()):
+        if isinstance(value, decorators.Attribute | torch.jit.Attribute):  # pyright: ignore
+            types = root.__dict__.setdefault("_lowtide_types", {})
+            types[name] = value.type
+            root.__dict__[name] = value.value

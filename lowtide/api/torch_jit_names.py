@@ -1,0 +1,87 @@
+"""Names of torch.jit that stand for something simple here, so that `import lowtide as jit` is all.
+
+jit.script_if_tracing     compiled inside a trace, plain Python elsewhere
+jit.optimize_for_inference(mod)           jit.freeze(mod)
+jit.set_fusion_strategy([...])            nothing to choose: kernels are made for all sizes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from lowtide.api.compile_module import freeze
+from lowtide.api.script import script
+from lowtide.api.script_module import ScriptModule
+from lowtide.api.traced import TracedModule
+from lowtide.errors import CompileError
+from lowtide.frontend.trace.active import is_tracing
+
+Future: TypeAlias = torch.jit.Future  # pyright: ignore[reportMissingTypeArgument]
+Error: TypeAlias = CompileError
+RecursiveScriptModule: TypeAlias = ScriptModule
+TopLevelTracedModule: TypeAlias = TracedModule
+ScriptWarning: TypeAlias = torch.jit.ScriptWarning  # pyright: ignore[reportPrivateImportUsage]
+TracingCheckError: TypeAlias = torch.jit.TracingCheckError  # pyright: ignore[reportPrivateImportUsage]
+
+
+def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles `fn` where it is called by code that is being traced, so that its control flow is
+    kept; everywhere else it is the plain Python function."""
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return script(fn)(*args, **kwargs) if is_tracing() else fn(*args, **kwargs)
+
+    marks: Any = wrapper  # as torch.jit has them: compiled code reads the function behind
+    marks.__original_fn, marks.__script_if_tracing_wrapper = fn, True
+    return wrapper
+
+
+def optimize_for_inference(
+    mod: torch.nn.Module, other_methods: Sequence[str] | None = None
+) -> ScriptModule:
+    """`freeze(mod)`: there is nothing more to choose. `other_methods`: kept beside forward."""
+    return freeze(mod, preserved_attrs=other_methods)
+
+
+def set_fusion_strategy(strategy: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Takes and gives back what torch.jit does; kernels are made for all sizes in any case."""
+    return list(strategy)
+
+
+def enable_onednn_fusion(enabled: bool) -> None:
+    """Does nothing: Lowtide's own kernels are in its place."""
+
+
+def onednn_fusion_enabled() -> bool:
+    """False: Lowtide's own kernels are in its place."""
+    return False
+
+
+strict_fusion = contextlib.nullcontext
+
+
+def fuser(name: str) -> contextlib.AbstractContextManager[None]:
+    """Does nothing, as a context: Lowtide's own kernels are in the place of PyTorch's fusers."""
+    del name
+    return contextlib.nullcontext()
+
+
+def optimized_execution(should_optimize: bool) -> contextlib.AbstractContextManager[None]:
+    """Does nothing, as a context: there is one way to run a program."""
+    del should_optimize
+    return contextlib.nullcontext()
+
+
+def run_frozen_optimizations(
+    mod: ScriptModule,
+    optimize_numerics: bool = True,
+    preserved_methods: Sequence[str] | None = None,
+) -> None:
+    """Does nothing: `freeze` has done what there is to do."""
+    del mod, optimize_numerics, preserved_methods

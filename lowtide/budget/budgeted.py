@@ -1,0 +1,127 @@
+"""A Driver that keeps to a budget.
+
+In: a Function, a number of bytes. Out: something called as a Driver is. At the first call with
+sizes, dtypes and wanted gradients the plan is searched for; later ones look it up.
+
+Always holds: where no plan fits, BudgetError is raised before anything is run or allocated.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide import compiler
+from lowtide.budget.search import Plan, search
+from lowtide.diagnostics.warned import warn
+from lowtide.errors import BudgetError
+from lowtide.execute.backend import Tiles
+from lowtide.execute.candidate import storage_of, tensors_in
+from lowtide.execute.driver import Driver
+from lowtide.execute.options import Options
+from lowtide.ir.aliases import may_change
+from lowtide.ir.core import Function
+from lowtide.memory import watching
+from lowtide.runtime import arena
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private import torch_state
+
+_Key = tuple[Any, Any]  # forms, what shares memory
+_MOST_PLANS: Final = 256
+
+
+class BudgetedDriver(Driver):
+    """See the module's text."""
+
+    def __init__(self, function: Function, budget_bytes: int, tiles: Tiles = "usual") -> None:
+        super().__init__(function, tiles=tiles)
+        self.budget_bytes = budget_bytes
+        self._plain = Driver(function, tiles=tiles)
+        self._plans: dict[_Key, Plan | BudgetError] = {}
+        self._writes = bool(may_change(function))
+        self._searching = threading.Lock()
+        self._has_told = False
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
+        if self.demands is not None and (why := self.demands.unmet(args)):
+            raise Ineligible(why)
+        return self._plan_of(args).driver(args)
+
+    def planned(self, args: Sequence[Any]) -> Driver:
+        """The driver that these arguments are run by; raises BudgetError."""
+        return self._plan_of(args).driver
+
+    def _plan_of(self, args: Sequence[Any]) -> Plan:
+        """Raises BudgetError."""
+        key = _key(args), _sharing(args) if self._writes else ()
+        found = self._plans.get(key)
+        if found is None:
+            with self._searching:
+                found = self._plans.get(key) or self._found(args)
+                if len(self._plans) >= _MOST_PLANS:
+                    self._plans.clear()
+                self._plans[key] = found
+        if isinstance(found, BudgetError):
+            raise copy.copy(found)  # its traceback's frames hold the arguments
+        return found
+
+    def _tell(self, why: str) -> None:
+        """Says once why a call keeps to no budget."""
+        if not self._has_told:
+            self._has_told = True
+            warn(f"{self.function.name}: its budget is not kept: {why}")
+
+    def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
+        if any(x.layout is not torch.strided for x in tensors_in(args)):
+            raise Ineligible("a tensor that is not a dense one")  # as a call says it, before plans
+        try:
+            with watching.aside():
+                plan = search(self._plain, args, self.budget_bytes)
+            arena.keep_tight()
+            if plan.ends:
+                self._tell(f"{plan.ends}; up to there it is")
+            return plan
+        except BudgetError as refused:
+            return copy.copy(refused)
+
+
+def _key(args: Sequence[Any]) -> Any:
+    # On GPUs this decides which kernels a backward pass has.
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    forms = tuple(map(_form, args))
+    state = torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic
+    return *state, torch_state.surroundings(), forms
+
+
+def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
+    """Which tensors share memory, so that what is written into one of them is seen in another: for
+    each the first of them."""
+    storages = [storage_of(x) for x in tensors_in(args)]
+    return tuple(map(storages.index, storages)) if len({*storages}) < len(storages) else ()
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        has_grad = value.is_leaf and value.grad is not None
+        return (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad)
+    if isinstance(value, tuple | list):
+        return tuple(map(_form, cast("Sequence[Any]", value)))
+    if type(value) is dict:
+        rows = cast("Mapping[Any, Any]", value).items()
+        return tuple((_form(k), _form(v)) for k, v in rows)
+    is_plain = value is None or isinstance(value, int | float | str)
+    # `1`, `1.0` and `True` are equal, and so are two zeros; a NaN is not even equal to itself
+    return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))
+
+
+def make_driver(function: Function, options: Options) -> Driver:
+    """A driver for a function, within a budget if there is one."""
+    function = compiler.ready(function, in_stretches=options.budget_bytes is not None)
+    if options.budget_bytes is None:
+        return Driver(function, tiles=options.tiles)
+    return BudgetedDriver(function, options.budget_bytes, options.tiles)

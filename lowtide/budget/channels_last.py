@@ -1,0 +1,247 @@
+"""The same program with its images turned to channels last.
+
+In: an `Outer`. Out: a Function in which convolutions are given images with channels last, None
+where that is not worth it, or not the same.
+
+    y = conv2d(x, w)          x1 = clone(x, channels_last)
+    z = relu(y)               y = conv2d(x1, w)                   and so is what PyTorch makes of it
+    return z            →     z = relu(y)
+                              z1 = clone(z, contiguous_format)    what the caller gets lies as ever
+                              return z1
+
+oneDNN copies images that lie channel by channel into blocks and back, which takes 1.2 to 1.6 times
+as long, an image alone longest, and as many bytes again. What is done in chunks may begin or end
+with such a copy, so that nothing whole is turned.
+
+Always holds: the program is executed so on the meta device; every number, shape and dtype is as
+before, and what shared memory with an operand does so. An op for which that does not hold, or that
+draws random numbers, is given its operands as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide.budget.meta_interpreter import run_on_meta
+from lowtide.budget.outer import Outer
+from lowtide.execute.candidate import storage_of, tensors_in
+from lowtide.execute.saved_products import Products
+from lowtide.ir import opdefs
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone_op, free_values, with_block
+from lowtide.memory import layouts
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.like_cpu import LikeTheCpu
+
+Tensor = torch.Tensor
+_LEAST: Final = 0.5  # of all products, in operations, convolutions must be
+_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+_MAKING: Final = ("tuple.make", "list.make", "dict.make")
+_CONVOLUTIONS: Final = ("torch.conv2d", "torch.conv3d", "F.conv2d", "F.conv3d")
+
+
+def turned(outer: Outer) -> Function | None:
+    """See the module's text."""
+    if not outer.on_host or any(layouts.lies_last(x) for v in outer.args for x in outer.tensors(v)):
+        return None
+    turner = _Turner(outer)
+    with Ledger(), LikeTheCpu(), torch.no_grad():
+        found = turner.function()
+    return found if turner.noted.are_most() else None
+
+
+class _NotTheSame(Exception):
+    """The program would not be the same."""
+
+
+class _Turner:
+    def __init__(self, outer: Outer) -> None:
+        self.outer = outer
+        self.env: dict[Value, Any] = {v: outer.known[v] for v in outer.args if v in outer.known}
+        self.now: dict[Value, Value] = {}  # what stands for a value from here on
+        self.copies: dict[tuple[Value, Any], Value] = {}
+        self.ops: list[Op] = []
+        self.noted = _Convolutions()
+        self.has_turned = False
+        self.handed_out, self.given = _handed_out(outer.ops)
+
+    def function(self) -> Function | None:
+        outer = self.outer
+        try:
+            for pos, op in enumerate(outer.ops[: outer.last]):
+                self._op(pos, op)
+            self._end(outer.ops[outer.last])
+        except _NotTheSame:
+            return None
+        if not self.has_turned:
+            return None
+        return with_block(outer.function, Block(outer.function.block.args, self.ops))
+
+    def _op(self, pos: int, op: Op) -> None:
+        if op.attrs.get("target") in _CONVOLUTIONS:
+            self._turn(pos, op)
+        known = [self.outer.known.get(v) for v in op.results]
+        if self.outer.may_be_in(op) and self.handed_out.isdisjoint(op.results):
+            self.noted.has_drawn = False
+            with self.noted:
+                made = run_on_meta(op, {v: self.env[v] for v in op.operands})
+            if self.noted.has_drawn and self._is_turned(op):
+                made = None  # random numbers go to elements in the order of memory
+            if self._is_handed_out_otherwise(op, made, known):
+                made = None
+            if made is not None and self._is_alike(op, made, known):
+                self._add(op, {v: self.now[v] for v in op.operands if v in self.now}, made)
+                return
+        back = {v: self._as_it_was(pos, v, op) for v in free_values([op])}
+        self._add(op, {v: b for v, b in back.items() if b is not v}, known)
+
+    def _add(self, op: Op, mapping: dict[Value, Value], made: Sequence[Any]) -> None:
+        """The op with these in the place of operands; its results are the same values as before."""
+        if mapping:
+            changed = clone_op(op, dict(mapping))
+            changed.results = op.results
+            op = changed
+        self.ops.append(op)
+        for v, x in zip(op.results, made, strict=True):
+            self.env[v] = x
+
+    def _turn(self, pos: int, op: Op) -> None:
+        """From here on the images of a convolution are a copy with channels last, if they may."""
+        v = op.operands[0]
+        x, known = self.env.get(v), self.outer.known.get(v)
+        if not isinstance(x, Tensor) or not isinstance(known, Tensor) or not _can_turn(x):
+            return
+        if self.outer.is_written(storage_of(known), pos):
+            return  # of which the copy would not know
+        self.now[v] = self._copied(v, _LAST[x.dim()], op)
+        self.env[v] = x.contiguous(memory_format=_LAST[x.dim()])
+        self.has_turned = True
+
+    def _as_it_was(self, pos: int, v: Value, op: Op) -> Value:
+        """A value as the program without turned images has it."""
+        x, known = self.env.get(v), self.outer.known.get(v)
+        if v in self.now:
+            return v  # it is still there
+        pairs = list(zip(tensors_in(x), tensors_in(known), strict=False))
+        if all(y.stride() == k.stride() for y, k in pairs):
+            return v
+        if not isinstance(known, Tensor):
+            raise _NotTheSame
+        if not known.is_contiguous():
+            return self._viewed_again(pos, v, op)
+        end = op is self.outer.ops[self.outer.last]
+        if not end and self.outer.is_written(storage_of(known), pos):
+            raise _NotTheSame
+        return self._copied(v, torch.contiguous_format, op)
+
+    def _is_handed_out_otherwise(
+        self, op: Op, made: Sequence[Any] | None, known: Sequence[Any]
+    ) -> bool:
+        """Does the caller get a result whose dims lie in an order of its own, and not this?"""
+        given = zip(op.results, made or (), known, strict=False)
+        return any(
+            v in self.given and not k.is_contiguous() and k.stride() != x.stride()
+            for v, x, k in given
+            if isinstance(x, Tensor) and isinstance(k, Tensor)
+        )
+
+    def _is_turned(self, op: Op) -> bool:
+        rows = ((self.env[v], self.outer.known[v]) for v in op.operands)
+        pairs = (
+            p for now, known in rows for p in zip(tensors_in(now), tensors_in(known), strict=True)
+        )
+        return any(x.stride() != k.stride() for x, k in pairs)
+
+    def _viewed_again(self, pos: int, v: Value, op: Op) -> Value:
+        """A view, of what it views as that was."""
+        made = next(o for o in self.outer.ops if v in o.results)
+        if not opdefs.has_kind(made.name, ("view",)) or len(made.results) != 1:
+            raise _NotTheSame
+        mapping = {u: self._as_it_was(pos, u, op) for u in made.operands}
+        again = clone_op(made, mapping)
+        self.ops.append(again)
+        return again.result
+
+    def _copied(self, v: Value, how: torch.memory_format, op: Op) -> Value:
+        """A copy that lies so, made before this op if there is none."""
+        found = self.copies.get((v, how))
+        if found is None:
+            format_ = Value("format", t.MEMORY_FORMAT)
+            found = self.copies[v, how] = Value(v.name, v.type)
+            self.ops += [
+                Op(name="const", attrs={"value": how}, results=[format_], loc=op.loc),
+                Op(name="torch.clone", operands=[v, format_], results=[found], loc=op.loc),
+            ]
+        return found
+
+    def _end(self, op: Op) -> None:
+        given = [storage_of(x) for v in op.operands for x in self.outer.tensors(v)]
+        back = {v: self._as_it_was(self.outer.last, v, op) for v in op.operands}
+        if any(b is not v for v, b in back.items()) and len(set(given)) < len(given):
+            raise _NotTheSame  # results that share memory would do so no longer
+        self._add(op, {v: b for v, b in back.items() if b is not v}, [])
+
+    def _is_alike(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:
+        """Equal numbers, tensors of one form but for strides, which share memory alike."""
+        if not all(map(_alike, made, known)):
+            return False
+        before = [x for v in op.operands for x in tensors_in(self.outer.known[v])]
+        now = [x for v in op.operands for x in tensors_in(self.env[v])]
+        theirs = [[storage_of(x) == storage_of(y) for y in before] for x in tensors_in(known)]
+        return theirs == [[storage_of(x) == storage_of(y) for y in now] for x in tensors_in(made)]
+
+
+def _handed_out(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
+    """Tuples and the like that the caller gets; all that the caller gets."""
+    found: set[Value] = set()
+    given = set(ops[-1].operands)
+    for op in reversed(ops):
+        if op.name in _MAKING and not given.isdisjoint(op.results):
+            found |= {*op.results}
+            given |= {*op.operands}
+    return found, given
+
+
+def _can_turn(x: Tensor) -> bool:
+    """Contiguous images that would lie otherwise then."""
+    last = _LAST.get(x.dim())
+    return last is not None and x.is_contiguous() and not x.is_contiguous(memory_format=last)
+
+
+class _Convolutions(Products):
+    """Notes which products are convolutions by oneDNN, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[Tensor, Sequence[Any]]] = []  # result, arguments
+        self.has_drawn = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        made = super().__torch_dispatch__(func, types, args, kwargs)
+        self.has_drawn |= torch.Tag.nondeterministic_seeded in func.tags
+        if func is torch.ops.aten.convolution.default:
+            self.rows.append((made, args))
+        return made
+
+    def are_most(self) -> bool:
+        """Of all operations of products those of convolutions by oneDNN."""
+        names = {id(made) for made, args in self.rows if layouts.is_onednns(*args[:2], *args[3:9])}
+        total = sum(count for _, count in self.found)
+        ours = sum(count for made, count in self.found if id(made) in names)
+        return ours > 0 and ours >= _LEAST * total
+
+
+def _alike(made: Any, known: Any) -> bool:
+    ours, theirs = tensors_in(made), tensors_in(known)
+    if not ours and not theirs:
+        return type(made) is type(known) and made == known
+    if isinstance(made, Tensor) and isinstance(known, Tensor):
+        return made.shape == known.shape and made.dtype == known.dtype
+    if type(made) is not type(known) or not isinstance(made, list | tuple):
+        return False
+    return len(made) == len(known) and all(map(_alike, made, known))  # pyright: ignore

@@ -1,0 +1,107 @@
+"""The segments that are computed again the least, so that the backward pass holds no more than so
+many bytes.
+
+In: a `Cutter`, a number of bytes. Out: a list of segments, of which some may lie within others;
+None where there is none.
+
+    a  b  c            kept: what a, b and c start from
+    a  (b c)           b and c are run again together: what c starts from is not kept
+    a  (b c) {b}       and b within that once more, alone
+
+What the backward pass holds in a segment is reckoned as what all segments up to it start from, the
+gradients at its end, and all that it makes. A rehearsal says what it really is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lowtide.budget.segments import Cutter
+from lowtide.execute.candidate import Candidate
+
+Held = frozenset[int]  # memory, by `storage_of`
+_DEEPEST = 2  # segments within each other
+FEWER = 0.96  # times as many bytes for the next list
+_MOST_SEGMENTS = 200_000  # are looked at for one list, a second's worth
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Segments, what is computed again in all, and what of that in the last one."""
+
+    cost: float
+    last_cost: float = 0
+    segments: tuple[Candidate, ...] = ()
+
+
+_NONE = Found(math.inf)
+
+
+def cheapest(cutter: Cutter, most_bytes: float) -> list[Candidate] | None:
+    """See the module's text; outer segments before those in them."""
+    found = _Search(cutter, most_bytes).parted(0, cutter.outer.last, frozenset(), _DEEPEST)
+    return list(found.segments) if math.isfinite(found.cost) else None
+
+
+class _Search:
+    def __init__(self, cutter: Cutter, most_bytes: float) -> None:
+        self.cutter = cutter
+        self.most_bytes = most_bytes
+        self.ends = cutter.ends
+        self.known: dict[tuple[int, int, Held, int], Found] = {}
+        self.left = _MOST_SEGMENTS
+
+    def parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
+        """Ops [start, stop) in segments, but for what is kept at their end."""
+        key = start, stop, held, depth
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = self._parted(start, stop, held, depth)
+        return found
+
+    def _parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
+        cutter = self.cutter
+        begin = held | cutter.held_at(start)
+        if self._needs(begin, start, stop) <= self.most_bytes:
+            return Found(0.0)
+        best = _NONE
+        for end in self._ends(start, stop):
+            segment = cutter.candidate(start, end)
+            if segment is None:
+                continue
+            kept = held | cutter.held_by(segment)
+            if cutter.size_of(kept) > self.most_bytes:
+                continue
+            own = self._own(segment, kept, depth)
+            if own.cost >= best.cost:
+                continue
+            rest = self.parted(end, stop, kept, depth) if end < stop else Found(0.0)
+            cost = own.cost + rest.cost
+            if cost < best.cost:
+                last = rest.last_cost if rest.segments else own.cost
+                best = Found(cost, last, own.segments + rest.segments)
+        return best
+
+    def _own(self, segment: Candidate, kept: Held, depth: int) -> Found:
+        """One segment, and those in it, if it does not fit as it is."""
+        self.left -= 1
+        if self.left < 0:
+            return _NONE
+        cost = self.cutter.cost([segment])
+        if self._needs(kept, segment.start, segment.stop) <= self.most_bytes:
+            return Found(cost, cost, (segment,))
+        if depth == 1:
+            return _NONE
+        inner = self.parted(segment.start, segment.stop, kept, depth - 1)
+        # what comes last in it is not run when the whole is run again
+        return Found(cost + inner.cost - inner.last_cost, 0.0, (segment, *inner.segments))
+
+    def _needs(self, kept: Held, start: int, stop: int) -> int:
+        cutter = self.cutter
+        return cutter.size_of(kept) + cutter.left_bytes(stop) + cutter.again_bytes(start, stop)
+
+    def _ends(self, start: int, stop: int) -> Iterator[int]:
+        """Where a segment from here may end."""
+        return (end for end in self.ends if start < end <= stop)

@@ -1,0 +1,577 @@
+"""Runs the driver on meta tensors: the steps and the memory of a call, without the call.
+
+In: a `Driver` and arguments, of which only dtypes, sizes and strides are used. Out: the steps of
+the call, in order, and a `Ledger` of its allocations.
+
+    y = x.sort().values     TorchStep; the ledger sees PyTorch's ops on meta tensors
+    z = y.exp() + 1         KernelStep; the ledger gets the events of the region's memory plan
+
+Where inputs require gradients, the backward pass is walked too: PyTorch's engine runs on the meta
+device, and the memory plans stand for the kernels. If data decide an `if`, both branches are
+walked; the body of a loop is walked once. A size that depends on data is assumed to be the largest
+possible, or else the walk ends. The notes of the result name each such assumption. An op that fails
+though nothing before it was assumed would fail in the call, too: `fails`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
+from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
+from lowtide.budget.played import backward, play
+from lowtide.errors import UNKNOWN_LOC, LowtideError
+from lowtide.execute.checkpoint import BY_PYTORCH
+from lowtide.execute.chunks import RunBlock
+from lowtide.execute.driver import BlockPlan, Driver, Env
+from lowtide.execute.saved_products import RECALLED, run_recalled
+from lowtide.execute.section import SECTION, run_section
+from lowtide.ir import recomputed
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.interpret import run_op
+from lowtide.memory.casts import Casts
+from lowtide.memory.largest import DEPENDS
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_cuda import LikeCuda
+from lowtide.memory.stand_ins import like
+from lowtide.runtime import ours
+from lowtide.specialise.region_boundaries import about_a_loop, static_reason
+from lowtide.specialise.signature import CPU, Ineligible, exact_key
+from lowtide.specialise.stand_ins import NUMBERS, UNKNOWN, stand_ins
+from lowtide.texpr.printer import print_program
+from lowtide.torch_private import torch_state
+
+MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
+MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
+_UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
+
+
+_STATES: Final = (
+    *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode),
+    torch.autocast,
+)
+_META: Final = torch.device("meta")
+
+_ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
+_DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
+_CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
+_SETS_GRAD: Final = "torch._C._set_grad_enabled"  # as captured graphs call it
+_NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
+_NOT_DENSE: Final = "a {} tensor: PyTorch runs the call as it is, and nothing is counted"
+_STOPS: Final = "`{}` stops the program"
+_IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
+
+
+class WalkEnds(Exception):
+    """From here on nothing is known; the text says why."""
+
+
+def ineligible(values: Sequence[Any]) -> str:
+    """Why a call with these arguments would run as plain Python; meta tensors count as dense
+    ones."""
+    for v in values:
+        if isinstance(v, tuple | list):
+            why = ineligible(v)  # pyright: ignore[reportUnknownArgumentType]
+            if why:
+                return why
+            continue
+        on_meta = isinstance(v, torch.Tensor) and v.is_meta
+        try:
+            exact_key((v,), [], on_meta=on_meta)
+        except Ineligible as why:
+            return str(why)
+    return ""
+
+
+class Walk:
+    """See the module's text; everything is found out when it is made."""
+
+    def __init__(
+        self, driver: Driver, args: Sequence[Any], computed: Container[int] = frozenset()
+    ) -> None:
+        """`computed`: by `id`, operands that are made for the call, and count."""
+        self.function = driver.function
+        self.differences = driver.differences
+        self.steps: list[Step] = []
+        self.notes: list[str] = []
+        self.fails = ""  # why the call would raise, and where
+        self.ends = ""  # why nothing is known of what follows, and where
+        self.has_guessed = False
+        self.may_stray = False  # whether a guess was of more than a number that an op checks inside
+        self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
+        self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
+        on_host = self.device == CPU
+        self.ledger = Ledger(of_host=on_host)
+        self._computed = computed
+        self._has_modes = torch_state.function_modes_on()  # the caller's
+        self._known: dict[int, torch.Tensor] = {}
+        self._casts = Casts(self.device.type)
+        self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        self._objects = WalkedObjects(self.ledger.paused)
+        self._sizes: list[tuple[str, int]] = []
+        try:
+            if kind := _kind_beside_dense(args):
+                raise WalkEnds(_NOT_DENSE.format(kind))
+            env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
+            self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
+            road = LikeTheCpu() if on_host else LikeCuda(self.device)
+            over = ours.under(ours.Rules(on_host=on_host, is_rehearsal=True))
+            casts = (
+                self._casts.on()
+                if torch_state.may_cast(driver.function)
+                else contextlib.nullcontext()
+            )
+            with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
+                self.results = results = self._block(driver.plan, env)
+                if self.records:
+                    with self._casts.ended():
+                        self.notes += backward(self.ledger, self._objects.tensors_in(results))
+        except WalkEnds as why:
+            self.ends = str(why)
+            self.notes.append(self.ends)
+        self.notes += [*self.ledger.notes, *self.ledger.unbounded]
+
+    def stages(self) -> list[tuple[str, str]]:
+        """(name, text) of each stage, of each region in turn."""
+        found = [("ir", str(self.function))]
+        kernels = [s for s in self.steps if isinstance(s, KernelStep)]
+        seen: set[int] = set()
+        for step in kernels:
+            host, executable = step.entry.spec.host, step.executable()
+            if executable is None or host is None or id(host) in seen:
+                continue
+            seen.add(id(host))
+            where = f"@{step.loc.line}" if len(kernels) > 1 else ""
+            found.append((f"signature{where}", print_program(host.program)))
+            found.append((f"driver{where}", host.text))
+            found.extend((f"{name}{where}", text) for name, text in executable.stages)
+            backward = step.backward()
+            if backward is not None and backward.executable is not None:
+                stages = backward.executable.stages
+                found.extend((f"backward {name}{where}", text) for name, text in stages)
+        return found
+
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Each size of the caller's tensors, and what the user calls it."""
+        return iter(self._sizes)
+
+    # -- walking --
+
+    def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
+        """Walks a block; `env` has its live-ins, and is used up."""
+        pos = 0
+        while pos < plan.last:
+            pos = self._region(plan, pos, env)
+            while pos < 0:
+                pos = self._region(plan, ~pos, env)
+            if pos < plan.last:
+                pos = self._op(plan, pos, env, self._reason)
+        if pos > plan.last:
+            results, self._finished = self._finished, []
+            return results
+        return [env[v] for v in plan.block.terminator.operands]
+
+    _reason = ""
+    _finished: list[Any]
+
+    def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
+        """Walks the region at `pos`, if there is one; gives where it ends, or `~position` of where
+        the next one begins."""
+        self._reason = ""
+        region = plan.region(pos)
+        if region is None:
+            return pos
+        first = plan.ops[pos]
+        if first.blocks and any(env[v] is UNKNOWN for v in first.operands):
+            return pos  # both branches are to be shown
+        values = [env[v] for v in region.live_ins]
+        for k, v in enumerate(region.live_ins):
+            if values[k] is UNKNOWN:
+                if v.type not in NUMBERS:
+                    self._reason = "shown alone, since a number that only the data knows is near"
+                    return pos
+                values[k] = NUMBERS[v.type]
+                self._guess(f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}")
+        if self.ledger.elsewhere.holds(values):
+            return self._eager(plan, pos, region.end, env, "has tensors of the CPU and the GPU")
+        try:
+            exact_key(values, [], on_meta=True)
+            entry = region.resolve(values, self.device)
+        except Ineligible as why:
+            return self._eager(plan, pos, region.end, env, str(why))
+        spec = entry.spec
+        if entry.eager:
+            return self._eager(plan, pos, region.end, env, entry.eager)
+        self._reason = spec.reason
+        if spec.host is None:
+            return pos
+        step = KernelStep(region=region, entry=entry, loc=first.loc)
+        results = self._played(step, values, first)
+        del values
+        for v in spec.dead:
+            env.pop(v, None)
+        if not spec.host.is_empty:
+            self.steps.append(step)
+        if spec.finished:
+            self._finished = results
+            return plan.last + 1
+        env.update(zip(spec.results, results, strict=True))
+        return spec.stop if spec.reason else ~spec.stop
+
+    def _played(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
+        """What the region's kernels would give."""
+        entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
+        assert host is not None
+        ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        executable = step.executable()
+        dying = step.region.dying(entry)
+        if dying is not None and (taken := executable.over_inputs(dying.alone(values))):
+            executable, step.taken = executable.taking(taken), taken
+        recorder = step.region.recording(
+            entry.spec,
+            play(ledger, executable, host.symbols),
+            lambda exe, xs, sizes, numbers: play(ledger, exe, host.symbols)(xs, sizes, numbers),
+        )
+        found = list(host.bind(recorder)(values, entry.z, entry.sizes))
+        if self.records:
+            self.ledger.mark(_tensors(found))
+        return found
+
+    def _eager(self, plan: BlockPlan, pos: int, stop: int, env: Env, why: str) -> int:
+        while pos < stop:
+            pos = self._op(plan, pos, env, why)
+        self._reason = ""
+        return pos
+
+    def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
+        op = plan.ops[pos]
+        if op.name == "if":
+            results = self._if(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == "loop":
+            if reason:
+                self.notes.append(f"{op.loc}: the loop {about_a_loop(reason)}")
+            results = self._loop(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == SECTION:
+            results = self._section(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == RECALLED:
+            self.ledger.at("kept product", op.loc)
+            self.ledger.mark(_tensors(results := run_recalled(op, env)))
+        elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
+            results = self._again(plan, op, env, plan.live_at[pos + 1])
+        elif op.name == "with" and len(op.blocks) == 2:
+            results = self._with(plan, op, env)
+        elif op.name == "with" and isinstance(env[op.operands[0]], _STATES):
+            results = self._under(plan, op, env)
+        else:
+            why = reason or static_reason(op) or "takes the part of this iteration"
+            step = TorchStep(op=op, reason=why)
+            self.ledger.at(step.label, op.loc)
+            results = self._plain(op, env, plan.live_at[pos + 1])
+            if self.records:
+                self.ledger.mark(_tensors(results))
+            if not _is_unseen(op):
+                self.steps.append(step)
+        env.update(zip(op.results, results, strict=True))
+        _keep(env, plan.live_at[pos + 1])
+        return pos + 1
+
+    def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        if op.name == "raise" or (op.name == "assert" and env[op.operands[0]] is False):
+            self._fail(op, _STOPS)
+        if op.name in ("print", "assert", "raise", "use"):
+            return []
+        if op.name in OBJECT_OPS:
+            found = self._objects.run(op, env)
+            if found is not None:
+                return [v if v is UNKNOWN else self._meta(v) for v in found]
+        scratch = dict(env)
+        if op.attrs.get("target") == _SETS_GRAD:
+            if self.records:
+                run_op(op, scratch)
+            return [None]
+        if _is_torch(op):
+            given, is_whole = stand_ins(op, [env[v] for v in op.operands])
+            scratch.update(zip(op.operands, given, strict=True))
+            if is_whole:
+                self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
+        runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or is_pytorchs(op, scratch)
+        why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
+        if runs and not _asks_the_run(op, scratch):
+            for road in (contextlib.nullcontext(), self.ledger.answering()):
+                try:
+                    self.ledger.was_asked = False
+                    with road, self._seen_by_modes(op):
+                        run_op(op, scratch)
+                    return [self._where(scratch[v]) for v in op.results]
+                except LowtideError:
+                    raise
+                except Exception as error:
+                    # The data decide, for which PyTorch has many words; or an object's attributes
+                    # are those that the walk remembers, and PyTorch's Python looks for its own; or
+                    # the operands do not fit.
+                    why = _of_the_data(error)
+                    is_sure = _gives_tensors(op) or all(_is_plain(env[v]) for v in op.operands)
+                    if why != _DATA_DECIDE and is_sure and not self.ledger.was_asked:
+                        self._fail(op, why)
+                    if not (self.ledger.was_asked and _gives_tensors(op)):
+                        break
+                    self.has_guessed = True
+                    self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")
+        known: list[Any] = []
+        for result in op.results:
+            if t.may_be_tensor(result.type) and result in alive:
+                raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
+            known.append(UNKNOWN)
+        if op.name in _CALLS_PYTHON:
+            self._guess(f"{op.loc}: {_NOT_COUNTED.format(_name(op))}")
+        return known
+
+    def _where(self, value: Any) -> Any:
+        """A program that asks where a tensor is learns where it would be."""
+        return self.device if isinstance(value, torch.device) and value == _META else value
+
+    def _seen_by_modes(self, op: Op) -> contextlib.AbstractContextManager[object]:
+        """Who asks whether PyTorch has modes of functions learns of the caller's alone."""
+        gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
+        is_seen = gives_tensors or self._has_modes
+        return contextlib.nullcontext() if is_seen else torch._C.DisableTorchFunction()  # pyright: ignore
+
+    def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        condition = env[op.operands[0]]
+        if condition is not UNKNOWN:
+            inner = self._inner(plan, op.blocks[0 if condition else 1], env)
+            _keep(env, alive)
+            return self._block(*inner)
+        self._guess(f"{op.loc}: the data decide which branch runs; both are shown")
+        one, other = (self._inner(plan, block, env) for block in op.blocks)
+        _keep(env, alive)
+        first, rank = self._road(one)
+        with self.ledger.aside(rank[0]):
+            second, second_rank = self._road(other)
+        return first if rank >= second_rank else second
+
+    def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
+        """One of two branches: its results, what it leaves behind in bytes, and its steps."""
+        held, steps = self.ledger.live_bytes, len(self.steps)
+        results = self._block(*inner)
+        return results, (self.ledger.live_bytes - held, len(self.steps) - steps)
+
+    def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        runs = [self._runner(plan.inner(block), block) for block in op.blocks]
+        values = [env[v] for v in op.operands]
+        _keep(env, alive)
+        self.ledger.at("chunks", op.loc)
+        results = run_section(op, values, runs, SHOWN_CHUNKS)
+        self.ledger.at("chunks", op.loc)
+        self.ledger.mark(_tensors(results))
+        return results
+
+    def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
+        return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))
+
+    def _again(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """The block of a checkpoint."""
+        manager = env[op.operands[0]]
+        if self.records and manager.records():
+            section = plan.again(op, env)
+            if section is not None:
+                self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
+                return self._section(plan, section, env, alive)
+            self.notes.append(
+                f"{op.loc}: a checkpoint that PyTorch runs again; its values are counted as if they"
+                f" were kept: {BY_PYTORCH}"
+            )
+        return self._under(plan, op, env)
+
+    def _under(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        """A block under another state of PyTorch's."""
+        block, manager = op.blocks[0], env[op.operands[0]]
+        with manager as entered:
+            results = self._block(*self._inner(plan, block, {block.args[0]: entered} | env))
+        self._casts.look()
+        return results
+
+    def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+        block, leaving = op.blocks
+        results = self._block(*self._inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
+        self._block(*self._inner(plan, leaving, dict.fromkeys(leaving.args) | env))
+        return results
+
+    @staticmethod
+    def _inner(plan: BlockPlan, block: Block, env: Env) -> tuple[BlockPlan, Env]:
+        inner = plan.inner(block)
+        return inner, {v: env[v] for v in inner.live_at[0] if v in env}
+
+    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        trips, going, *carried = (env[v] for v in op.operands)
+        (block,) = op.blocks
+        inner, outer = self._inner(plan, block, env)
+        _keep(env, alive)
+        lists: list[Any] = [
+            v for v in outer.values() if isinstance(v, list)
+        ]  # steps may add to them
+        if trips is UNKNOWN or going is UNKNOWN:
+            self.has_guessed = self.may_stray = True
+        i = grown = 0
+        most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
+        while trips is UNKNOWN or i < trips:
+            if going is False:
+                break
+            if i == most or (i and (trips is UNKNOWN or going is UNKNOWN)):
+                self._unrolled(op, i, trips, grown, going is UNKNOWN)
+                break
+            start, before = len(self.steps), self.ledger.live_bytes
+            forms = _forms([*carried, *lists])
+            env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
+            carried.clear()
+            going, *carried = self._block(inner, env)
+            grown = self.ledger.live_bytes - before
+            i += 1
+            same = not self.records and i > 1 and grown <= 0 and _forms([*carried, *lists]) == forms
+            if same and trips is not UNKNOWN and i < trips:
+                self._unrolled(op, i, trips, grown, going is UNKNOWN)
+                del self.steps[start:]
+                break
+        return carried
+
+    def _unrolled(self, op: Op, done: int, trips: Any, grown: int, ends: bool) -> None:
+        """Iterations from `done` on are like the last one, which left `grown` bytes behind."""
+        if trips is UNKNOWN or ends:
+            text = f"{op.loc}: a loop is shown for {done} of its iterations"
+            if grown > 0:
+                text += f"; each further one may hold {grown:,} bytes more, which are not counted"
+        else:
+            text = f"{op.loc}: {trips} iterations, of which {max(done - 1, 1)} are shown"
+            self.ledger.at("iterations", op.loc)
+            self.ledger.hold(max(grown, 0) * (trips - done))
+        self._guess(text)
+
+    def _guess(self, note: str) -> None:
+        """From here on something may be different in a run."""
+        self.has_guessed = self.may_stray = True
+        self.notes.append(note)
+
+    def _fail(self, op: Op, why: str) -> None:
+        """The walk ends where every run does; where it has guessed, a run may come another way."""
+        if not (self.has_guessed or self.ledger.notes):
+            places, loc = [str(op.loc)], op.loc
+            while loc.caller is not None:
+                places.append(f"called at {loc.caller}")
+                loc = loc.caller
+            self.fails = f"{', '.join(places)}: {why.format(_name(op))}"
+            raise WalkEnds(f"{self.fails}; nothing after it is counted")
+
+    def _meta(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = self._known.get(id(value))
+            if found is None:
+                with self.ledger.paused():
+                    found = like(value, value.requires_grad)
+                    if value.is_leaf and value.grad is not None:
+                        found.grad = like(value.grad)
+                if id(value) in self._computed:
+                    self.ledger.at("a value that is read", UNKNOWN_LOC)
+                    self.ledger.book(found)
+                else:
+                    self.ledger.given([found])
+                self._known[id(value)] = found
+            self._casts.add(found, value)
+            return found
+        if isinstance(value, tuple | list):
+            elems = [self._meta(v) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return elems if isinstance(value, list) else tuple(elems)
+        if type(value) is dict:
+            return {k: self._meta(v) for k, v in cast("dict[Any, Any]", value).items()}
+        return value
+
+
+def _asks_the_run(op: Op, env: Env) -> bool:
+    """Whether the op, or one in its blocks, reads what only the run knows, or calls Python."""
+    inner = [o for block in op.blocks for o in block.ops]
+    is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
+    return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
+
+
+def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in given.items():
+        for k, tensor in enumerate(_tensors(value)):
+            path = name if tensor is value else f"{name}[{k}]"
+            yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
+
+
+def _keep(env: Env, alive: set[Value]) -> None:
+    for v in [v for v in env if v not in alive]:
+        del env[v]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [x for v in value for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
+    return []
+
+
+def _kind_beside_dense(values: Sequence[Any]) -> str:
+    """What PyTorch calls the first tensor whose memory is not told by sizes and strides, or ""."""
+    for x in _tensors(values):
+        if x.is_nested or x.is_quantized:
+            return "nested" if x.is_nested else "quantized"
+        if x.layout is not torch.strided:
+            return str(x.layout).removeprefix("torch.")
+    return ""
+
+
+def _forms(values: Sequence[Any]) -> list[Any]:
+    """What of carried values decides about memory."""
+    return [
+        (v.shape, v.dtype)
+        if isinstance(v, torch.Tensor)
+        else _forms(cast("Sequence[Any]", v))
+        if isinstance(v, list | tuple)
+        else type(v)
+        if isinstance(v, float)
+        else v
+        for v in values
+    ]
+
+
+def _is_torch(op: Op) -> bool:
+    return op.name in ("call_torch", "mutate") or op.name.startswith("torch.")
+
+
+def _is_unseen(op: Op) -> bool:
+    is_structure = op.name in _UNSEEN or op.name.partition(".")[0] in ("py", "list", "math")
+    return is_structure or op.attrs.get("target") == recomputed.TARGET
+
+
+def _name(op: Op) -> str:
+    named = op.attrs.get("target") or op.attrs.get("name") or op.name
+    return str(named).removeprefix("torch.")
+
+
+def _gives_tensors(op: Op) -> bool:
+    return _is_torch(op) and all(t.may_be_tensor(r.type) for r in op.results)
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it the same without data?"""
+    return value is None or isinstance(value, int | float | str)
+
+
+def _of_the_data(error: Exception) -> str:
+    """What an op that fails without data is said to do: perhaps it would fail with data, too."""
+    text = str(error).partition("\n")[0]
+    if isinstance(error, NotImplementedError) or "meta" in text.lower() or not text:
+        return _DATA_DECIDE
+    shown = text.replace("{", "{{").replace("}", "}}")
+    return f"`{{}}` fails ({type(error).__name__}: {shown})"

@@ -1,0 +1,75 @@
+"""What a walked call does, step by step: kernels run, or PyTorch runs an op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from lowtide.errors import Loc
+from lowtide.execute.gradient import Pass
+from lowtide.execute.region import Region
+from lowtide.execute.specialisations import Entry
+from lowtide.ir.core import Op
+
+
+@dataclass(slots=True, kw_only=True)
+class KernelStep:
+    """A region's kernels run; `taken`: results that lie in the place of operands."""
+
+    region: Region
+    entry: Entry
+    loc: Loc
+    taken: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The size symbols and their values."""
+        host = self.entry.spec.host
+        assert host is not None
+        return dict(zip(host.symbols, self.entry.sizes, strict=True))
+
+    def executable(self) -> Any:
+        """The compiled program."""
+        return self.region.executable(self.entry.spec, self.entry)
+
+    def in_place(self) -> dict[str, str]:
+        """For each result that lies over an operand, what the user calls that."""
+        places, live = self.entry.spec.places, self.region.live_ins
+        return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
+
+    def refusals(self) -> list[str]:
+        """Why PyTorch runs it, or its backward pass, instead: kernels were refused at a launch."""
+        gradient = self.entry.spec.gradient
+        backward = [] if gradient is None else gradient.executables
+        found = [why for made in (self.executable(), *backward) for why in made.refusals]
+        return list(dict.fromkeys(found))
+
+    def backward(self) -> Pass | None:
+        """The kernels of the whole backward pass, None where there is none."""
+        gradient = self.entry.spec.gradient
+        if gradient is None:
+            return None
+        self.executable()  # chooses what is saved
+        return gradient.whole(self.numbers)
+
+
+@dataclass(slots=True, kw_only=True)
+class TorchStep:
+    """PyTorch or Python runs an op."""
+
+    op: Op
+    reason: str
+
+    @property
+    def loc(self) -> Loc:
+        """Where it stands."""
+        return self.op.loc
+
+    @property
+    def label(self) -> str:
+        """What it is called in PyTorch."""
+        return str(self.op.attrs.get("target") or self.op.name).removeprefix("torch.")
+
+
+Step: TypeAlias = KernelStep | TorchStep

@@ -1,0 +1,167 @@
+"""What each op of the outer block does beside its results, if it were to run again.
+
+In: an `Outer`. Out: `Effect`s, one for each op, and which tensors have a graph behind them.
+
+    y = dropout(conv(x, w))            repeats, with the random numbers that it had
+    y = batch_norm(x, mean, var)       repeats, but writes mean and var
+    y = torch.ops.mine.op(x)           nobody knows
+
+Each op runs once on the meta device, with gradients, under a mode that sees the schemas of all that
+it calls. They tell what is written, except of running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.budget.outer import Outer
+from lowtide.execute.candidate import Candidate, storage_of, tensors_in
+from lowtide.ir.core import Op, Value, free_values
+from lowtide.ir.interpret import run_op
+from lowtide.memory.ledger import Ledger
+from lowtide.memory.modes import OwnMode
+
+Tensor = torch.Tensor
+_GAINING: Final = ("mutate", "py.call", "py.call_method")  # may give a graph to what they write
+_KNOWN: Final = ("aten", "prims")
+_RUNNING: Final = ("running_mean", "running_var")  # written, whatever the schema says
+_OF_THE_BATCH: Final = ("training", "train", "use_input_stats")  # unless this is False
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """`writes`: memory, by `storage_of`. `repeats`: whether the same results come again."""
+
+    writes: frozenset[int] = frozenset()
+    repeats: bool = True
+
+
+class Effects:
+    """See the module's text."""
+
+    def __init__(self, outer: Outer) -> None:
+        self.outer = outer
+        self._without_graph = {  # ids; of a tensor that nobody has seen being made, nobody knows
+            id(known) for known, x in outer.pairs if not x.requires_grad
+        }
+        with Ledger(), torch.enable_grad():
+            self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
+
+    def sources(self, run: Candidate) -> tuple[tuple[int, ...], ...]:
+        """For each result of a section, which of its operands a graph of it may come from."""
+        found: dict[int, set[int]] = {}
+        for k, v in enumerate(run.inputs):
+            self._note_sources(v, {k}, found)
+        everything = {k for known in found.values() for k in known}
+        for op in self.outer.ops[run.start : run.stop]:
+            used = (x for v in free_values([op]) for x in self.outer.tensors(v))
+            joined = {k for x in used for k in found.get(id(x), ())}
+            for v in op.results:
+                self._note_sources(v, joined, found)
+            if op.name == "mutate":
+                written = self._alike(self.outer.tensors(op.operands[0]))
+                found |= {name: found.get(name, set()) | joined for name in written}
+        for v in run.outputs:
+            self._note_sources(v, everything, found)  # of a loop, made elsewhere
+        rows = ({k for x in self.outer.tensors(v) for k in found[id(x)]} for v in run.outputs)
+        return tuple(map(tuple, rows))
+
+    def _note_sources(self, v: Value, sources: set[int], found: dict[int, set[int]]) -> None:
+        for x in self.outer.tensors(v):
+            found.setdefault(id(x), sources if self.carries(x) else set())
+
+    def carries(self, value: Any) -> bool:
+        """May any tensor of it have a graph behind it?"""
+        return any(id(x) not in self._without_graph for x in tensors_in(value))
+
+    def _effect(self, op: Op) -> Effect:
+        """Of one op; notes which of its results have no graph."""
+        known = self.outer.known
+        gains = self._gaining(op)
+        self._without_graph -= gains
+        if not self.outer.may_be_in(op):
+            return Effect(repeats=False)
+        copies: dict[int, Tensor] = {}
+        values = [self._copied(known[v], copies) for v in op.operands]
+        origin = {storage_of(copy): storage_of(x) for x, copy in self._pairs(op, copies)}
+        env = dict(zip(op.operands, values, strict=True))
+        with _Calls() as calls:
+            try:
+                run_op(op, env)
+            except Exception:  # whatever PyTorch raises on the meta device
+                return Effect(repeats=False)
+        writes = frozenset(origin[s] for s in calls.writes if s in origin)
+        if op.name == "mutate":
+            return Effect(writes, calls.repeats and not gains)
+        results = tensors_in([known[v] for v in op.results])
+        made = tensors_in([env[v] for v in op.results])
+        if len(results) != len(made):  # a list that changes later
+            return Effect(repeats=False)
+        pairs = zip(results, made, strict=True)
+        self._without_graph |= {id(x) for x, again in pairs if not again.requires_grad}
+        return Effect(writes, calls.repeats)
+
+    def _gaining(self, op: Op) -> set[int]:
+        """Ids of the tensors that have a graph after the op, and had none before."""
+        used = tensors_in([self.outer.known.get(v) for v in free_values([op])])
+        if not (op.blocks or op.name in _GAINING) or not self.carries(used):
+            return set()
+        written = self.outer.written([op])
+        return self._alike(x for x in used if storage_of(x) in written) & self._without_graph
+
+    def _alike(self, written: Iterable[Tensor]) -> set[int]:
+        """Ids of these tensors, of what they view, and of other views of that."""
+        roots = {id(_viewed(x)) for x in written}
+        found = tensors_in(list(self.outer.known.values()))
+        return {id(x) for x in found if id(_viewed(x)) in roots}
+
+    def _copied(self, value: Any, copies: dict[int, Tensor]) -> Any:
+        """A value with tensors of their own, which have a graph if those in it do."""
+        if isinstance(value, tuple | list):
+            elems = [self._copied(v, copies) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return tuple(elems) if isinstance(value, tuple) else elems
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            copy = value.detach().clone()
+            may = copy.is_floating_point() or copy.is_complex()
+            copies[id(value)] = (
+                copy.requires_grad_().clone() if may and self.carries(value) else copy
+            )
+        return copies[id(value)]
+
+    def _pairs(self, op: Op, copies: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for v in op.operands:
+            yield from ((x, copies[id(x)]) for x in self.outer.tensors(v))
+
+
+def _viewed(x: Tensor) -> Tensor:
+    """The tensor that it is a view of, itself where it is none. Not so for `detach`."""
+    return cast("Tensor", x._base) if x._is_view() else x  # pyright: ignore[reportPrivateUsage]
+
+
+class _Calls(OwnMode):
+    """Sees what an op calls: what it writes, and whether it would do the same again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: set[int] = set()
+        self.repeats = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        given |= kwargs or {}
+        is_of_batch = all(given.get(name) is not False for name in _OF_THE_BATCH)
+        for a in func._schema.arguments:
+            is_written = a.alias_info is not None and a.alias_info.is_write
+            if is_written or (is_of_batch and a.name in _RUNNING):
+                self.writes |= {storage_of(x) for x in tensors_in(given.get(a.name))}
+        is_own = given.get("generator") is not None  # whose state nobody puts back
+        self.repeats &= func.namespace in _KNOWN and not is_own
+        return func(*args, **(kwargs or {}))

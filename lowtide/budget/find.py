@@ -1,0 +1,297 @@
+"""Which runs of ops can become sections, and along which axes they can be cut.
+
+In: an `Outer`. Out: `Candidate`s, in program order, none overlapping.
+
+    h = norm(x)           ┐
+    a = softmax(q @ k.T)  │ one section, cut along the batch of x
+    y = x + a @ v         ┘
+    loss = y.mean()         takes everything: outside
+
+From an op on, each dim of each operand is tried; the run goes on as long as every op's results are
+independent along the axis. Sizes that are numbers (`x.view(n, -1)`) are followed by running
+everything twice on the meta device, once with all and once with a part: what differs may only be
+sizes of views, and no tensor may come out with another shape than that of its part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from lowtide.budget.independence import Dependent, Needs, cut_results, is_lowered
+from lowtide.budget.loops import Loops
+from lowtide.budget.meta_interpreter import run_on_meta
+from lowtide.budget.outer import Outer
+from lowtide.execute.candidate import LEAST_BYTES, Candidate, storage_of, tensors_in
+from lowtide.execute.cut import Cut, order_of
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op, Value, free_values
+from lowtide.memory.layouts import lies_last
+from lowtide.memory.ledger import Ledger
+
+Tensor = torch.Tensor
+_MOST_DIMS: Final = 4
+_MOST_STARTS: Final = 8
+
+
+def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Candidate]:
+    """See the module's text. Those in ops [start, stop) only."""
+    found: list[Candidate] = []
+    pos, stop = start, outer.last if stop is None else stop
+    finder = _Finder(outer, stop)
+    loops = Loops(outer.function, outer.known, outer.changed, outer.kept, outer.records)
+    with Ledger(), torch.no_grad():
+        while pos < stop:
+            is_loop = outer.ops[pos].name == "loop"
+            best = loops.candidate(pos) if is_loop else finder.found(pos)
+            if best is not None:
+                found.append(best)
+            pos = best.stop if best is not None else pos + 1
+    return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run that is being extended: values of a part, which tensors are cut, where it starts."""
+
+    start: int
+    seeds: dict[int, int]
+    part: dict[Value, Any] = field(default_factory=dict[Value, Any])
+    cut: dict[int, int] = field(default_factory=dict[int, int])
+    extent: int = 0
+
+
+class _Finder:
+    def __init__(self, outer: Outer, last: int) -> None:
+        self.outer = outer
+        self.ops = outer.ops
+        self.last = last
+        self.known = outer.known
+
+    def found(self, start: int) -> Candidate | None:
+        """The run that gets farthest, less what belongs to the kernel before it: an activation that
+        nothing else reads than the run, of a norm that nothing else reads than the activation."""
+        best = self.farthest(start)
+        while best is not None and self._belongs_before(best.start):
+            later = (p for p in range(best.start + 1, best.stop) if self.ops[p].name != "const")
+            other = self._longest(next(later, best.start))
+            if other is None or other.start == best.start or other.stop < best.stop:
+                break
+            best = other
+        return best
+
+    def _belongs_before(self, pos: int) -> bool:
+        """Is the op a kernel's that continues one from before it?"""
+        op, outer = self.ops[pos], self.outer
+        if not op.name.startswith("torch.") or not opdefs.has_kind(op.name, ("pointwise",)):
+            return False
+        held = {storage_of(x) for v in op.operands for x in outer.tensors(v)} - outer.given
+        made = [outer.made_at[s] for s in held if s in outer.made_at]
+        later = (v for o in self.ops[pos + 1 :] for v in free_values([o]))
+        is_read = any(storage_of(x) in held for v in later for x in outer.tensors(v))
+        return bool(made) and not is_read and all(map(self._is_lowered, range(min(made), pos + 1)))
+
+    def _is_lowered(self, pos: int) -> bool:
+        return is_lowered(self.ops[pos], [self.known.get(v) for v in self.ops[pos].operands])
+
+    def farthest(self, start: int) -> Candidate | None:
+        """The run that gets farthest, from this op on or from one that it reaches."""
+        best = self._longest(start)
+        pos = start + 1
+        while best is not None and best.stop < self.last:
+            if pos == min(best.stop, start + _MOST_STARTS):
+                break
+            other = self._longest(pos)
+            if other is not None and other.stop > best.stop and not self._serves(best, other):
+                best = other
+            pos += 1
+        return best
+
+    def _serves(self, run: Candidate, other: Candidate) -> bool:
+        """Does a run, with the one after it, get as far as another, and free as much?"""
+        rest = self._longest(run.stop)
+        if rest is None or rest.stop < other.stop:
+            return False
+        freed = self.outer.inner_bytes(run) + self.outer.inner_bytes(rest)
+        return freed >= self.outer.inner_bytes(other)
+
+    def _longest(self, start: int) -> Candidate | None:
+        """The longest run from this op on; of equal ones the one with the longer axis."""
+        if not self.outer.may_be_in(self.ops[start]):
+            return None
+        best: Candidate | None = None
+        for tensor, dim in self._seeds(self.ops[start]):
+            found = self._extended(start, {id(tensor): dim}, tensor.shape[dim])
+            rank = (found.stop, found.extent) if found is not None else (0, 0)
+            if best is None or rank > (best.stop, best.extent):
+                best = found or best
+        return best
+
+    def _seeds(self, op: Op) -> list[tuple[Tensor, int]]:
+        return [
+            (x, d)
+            for v in dict.fromkeys(op.operands)
+            if isinstance(x := self.known.get(v), Tensor) and v in self.outer.kept
+            for d in range(min(x.dim(), _MOST_DIMS))
+            if x.shape[d] > 1
+        ]
+
+    def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
+        """As far as it goes, with further operands cut where an op needs that."""
+        for _ in range(8):
+            run = _Run(start, seeds, extent=extent)
+            stop, need = self._follow(run)
+            if need is None:
+                return self._closed(run, stop)
+            tensor, dim = need
+            if tensor.shape[dim] != extent or id(tensor) in seeds:
+                return self._closed(run, stop)
+            seeds = seeds | {id(tensor): dim}
+        return None
+
+    def _follow(self, run: _Run) -> tuple[int, tuple[Tensor, int] | None]:
+        """Where the run ends, and which operand from before it would have to be cut to go on."""
+        outer: set[int] = set()
+        for pos in range(run.start, self.last):
+            op = self.ops[pos]
+            if not self.outer.may_be_in(op):
+                return pos, None
+            updated = self.outer.own_statistics(op)
+            for v in op.operands:
+                if v not in run.part:
+                    held = (storage_of(x) for x in self.outer.tensors(v))
+                    if v not in updated and any(self.outer.is_written(s, run.start) for s in held):
+                        return pos, None  # when a chunk runs, or runs again, it may be another
+                    run.part[v] = self._part_of(self.known[v], run)
+                    outer |= {id(x) for x in tensors_in(self.known[v])}
+            try:
+                self._step(op, run)
+            except Dependent:
+                return pos, None
+            except Needs as need:
+                return pos, self._before(need.tensor, need.dim, outer, run.start, pos)
+        return self.last, None
+
+    def _before(
+        self, tensor: Tensor, dim: int, outer: set[int], start: int, stop: int
+    ) -> tuple[Tensor, int] | None:
+        """The operand from before the run that a tensor was made of, with a dim like that one."""
+        for pos in range(stop - 1, start - 1, -1):
+            if id(tensor) in outer:
+                break
+            op = self.ops[pos]
+            if any(x is tensor for v in op.results for x in tensors_in(self.known[v])):
+                alike = (
+                    x
+                    for v in op.operands
+                    for x in tensors_in(self.known[v])
+                    if x.dim() == tensor.dim() and x.shape[dim] == tensor.shape[dim]
+                )
+                tensor = next(alike, tensor)
+        return (tensor, dim) if id(tensor) in outer else None
+
+    def _step(self, op: Op, run: _Run) -> None:
+        """One op, on the part too; raises Dependent and Needs."""
+        values = [self.known[v] for v in op.operands]
+        results = [self.known[v] for v in op.results]
+        self._cut(op, values, results, run)
+        parts = run_on_meta(op, {v: run.part[v] for v in op.operands})
+        if parts is None:
+            raise Dependent("does not run on a part")
+        run.part.update(zip(op.results, parts, strict=True))
+        if len(tensors_in(results)) != len(tensors_in(parts)):
+            raise Dependent("is a list that changes later")
+        for whole, part in zip(tensors_in(results), tensors_in(parts), strict=True):
+            if tuple(part.shape) != _part_shape(whole, run.cut.get(id(whole)), run):
+                raise Dependent("has another shape on a part")
+
+    def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
+        """Which of the results are cut, and where."""
+        if op.name not in ("call_torch", "mutate") and not op.name.startswith("torch."):
+            return  # tensors that Python hands on are the same ones
+        if opdefs.has_kind(op.name, ("size",)):
+            return
+        differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)
+        if differs and not opdefs.has_kind(op.name, ("view", "composite")):
+            raise Dependent("computes with a size")
+        if any(id(x) in run.cut for v in values for x in tensors_in(v)):
+            run.cut |= cut_results(op, values, results, run.cut)
+        elif differs:
+            raise Dependent("is as large as a part")
+        elif not opdefs.has_kind(op.name, ("view", "factory", "pointwise", "copy")):
+            raise Dependent("would be computed for each chunk")
+
+    def _part_of(self, value: Any, run: _Run) -> Any:
+        """A value from before the run, as a chunk sees it."""
+        if isinstance(value, Tensor):
+            dim = run.seeds.get(id(value))
+            if dim is None:
+                return value
+            run.cut[id(value)] = dim
+            return value.narrow(dim, 0, max(run.extent // 2, 1))
+        return value
+
+    # -- where it ends --
+
+    def _closed(self, run: _Run, stop: int) -> Candidate | None:
+        """The longest beginning of the run whose results are tensors of their own."""
+        while stop > run.start:
+            found = self._candidate(run, stop)
+            if found is not None:
+                return found
+            stop -= 1
+        return None
+
+    def _candidate(self, run: _Run, stop: int) -> Candidate | None:
+        ends = self.outer.ends(run.start, stop)
+        if ends is None:
+            return None
+        inputs, outputs = ends
+        if any(_differs(self.known[v], run.part[v]) for v in outputs):
+            return None
+        made = (v for op in self.ops[run.start : stop] for v in op.results)
+        if not any(x.nbytes >= LEAST_BYTES for v in made for x in self.outer.tensors(v)):
+            return None
+        updated = {v for op in self.ops[run.start : stop] for v in self.outer.own_statistics(op)}
+        joins = tuple(run.cut.get(id(self.known[v])) for v in outputs)
+        if all(d is None for d in joins):
+            return None
+        dims = [run.cut.get(id(self.known[v])) for v in inputs]
+        return Candidate(
+            start=run.start,
+            stop=stop,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            extent=run.extent,
+            cuts=tuple(None if d is None else Cut(d) for d in dims),
+            joins=joins,
+            orders=tuple(self._order(v, self.ops[run.start : stop]) for v in outputs),
+            updated=tuple(v for v in inputs if v in updated),
+        )
+
+    def _order(self, v: Value, ops: Sequence[Op]) -> tuple[int, ...] | None:
+        """Of the dims of a result in memory. On the meta device norms give what lies as it was
+        given; on others only where that is one of PyTorch's formats."""
+        x = self.known[v]
+        if not isinstance(x, Tensor):
+            return None
+        is_known = x.is_contiguous() or lies_last(x)
+        is_norm = any(op.name in opdefs.STATISTICS for op in ops)
+        return order_of(x) if is_known or not is_norm else None
+
+
+def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
+    shape = list(whole.shape)
+    if dim is not None:
+        if shape[dim] != run.extent:
+            raise Dependent("has another extent")
+        shape[dim] = max(run.extent // 2, 1)
+    return tuple(shape)
+
+
+def _differs(whole: Any, part: Any) -> bool:
+    """Whether a value without tensors is another on a part."""
+    return not tensors_in(whole) and not (type(whole) is type(part) and whole == part)

@@ -1,0 +1,189 @@
+"""Along which axis an op's results are independent: each part of them needs only that part of it.
+
+In: an op, the values of its operands on the meta device, and which of their tensors are cut along
+which dim. Out: for each tensor of the result, the dim along which it is cut as well.
+
+    y = x @ w        x cut along 0     y cut along 0
+    z = y.softmax(1) y cut along 0     z cut along 0
+    z = y.sum(0)     y cut along 0     Dependent
+    z = y + b        y cut along 0, b: [N, M]     Needs: b must be cut along 0, too
+
+An op that has a lowering is judged by its own formula, so that no table can contradict it: every
+load of what is cut must be at the very axis of the result. `torch_rules` has PyTorch's own ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.budget.torch_rules import (
+    Cut,
+    Dependent,
+    Needs,
+    by_rule,
+    is_pointwise,
+    pointwise,
+    rule_of,
+)
+from lowtide.execute.candidate import tensors_in
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Op, Value
+from lowtide.specialise.abstract import Abs, Map, Place, Seq
+from lowtide.specialise.lifting import inplace
+from lowtide.specialise.signature import CONSTANT, Binding
+from lowtide.specialise.specialise import Trace, specialise
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Val
+from lowtide.texpr.expr import Def, Load, Program
+from lowtide.texpr.index import Axis, deep_atoms, the_axis
+
+Tensor = torch.Tensor
+
+
+def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """The dim along which each tensor of `results` is cut, by id; others are whole.
+
+    `values`: one for each operand. Raises Dependent and Needs."""
+    rule = rule_of(op, values)
+    if op.name in opdefs.STATISTICS and rule is not None and is_lowered(op, values):
+        raise Dependent("takes the whole batch, in kernels that keep no more than they read")
+    if rule is not None:
+        found = by_rule(rule, op, values, results, cut)
+        if any(dim >= x.dim() for x in tensors_in(results) for dim in [found[id(x)]]):
+            raise Dependent("reduces everything")
+        return found
+    try:
+        trace, binding, inputs = _lowered(op, values)
+    except Dependent:
+        raise
+    except Exception as fault:  # whatever a lowering says of what it does not take
+        if is_pointwise(op):  # of complex numbers, say
+            return pointwise(values, {}, results, cut)
+        raise Dependent(str(fault)) from fault
+    sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
+    known = _follow(trace.builder.program, sources, cut)
+    found: dict[int, int] = {}
+    for v, result in zip(op.results, results, strict=True):
+        for val, tensor in _pairs(trace.env[v], result):
+            dim = known.get(val.name)
+            if dim is not None:
+                found[id(tensor)] = dim
+    return found
+
+
+def is_lowered(op: Op, values: Sequence[Any]) -> bool:
+    """Is the op with these operands a kernel's, or Python's, and not PyTorch's?"""
+    if op.name == "call_torch":
+        return False
+    if op.name != "mutate" and not op.name.startswith("torch."):
+        return True
+    try:
+        _lowered(op, values)
+    except Exception:  # whatever a lowering says of what it does not take
+        return False
+    return True
+
+
+def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
+    """The op alone as a region, what that is bound to, and its tensors; raises Dependent, and what
+    lowerings raise."""
+    given = dict(zip(op.operands, values, strict=True))
+    live = [v for v in given if tensors_in(given[v]) or isinstance(given[v], list)]
+    constants = [
+        Op(name="const", attrs={"value": x}, results=[v]) for v, x in given.items() if v not in live
+    ]
+    block = Block(live, [*constants, *_on_a_copy(op), Op(name="yield", operands=list(op.results))])
+    inputs = [given[v] for v in live]
+    binding = Binding(inputs, _Constants(), True)
+    trace = specialise(block, range(len(block.ops)), live, binding, {}, {})
+    if trace.stop < len(block.ops) or trace.misfit:
+        raise Dependent(trace.reason)
+    return trace, binding, inputs
+
+
+def is_pointwise_write(op: Op) -> bool:
+    """Is it a `mutate` that changes each element of its first operand alike, `x.mul_(y)`?"""
+    return inplace.out_of_place(op) not in ("", "setitem")
+
+
+def _on_a_copy(op: Op) -> list[Op]:
+    """The op; what writes into a tensor here writes into a copy."""
+    if op.name != "mutate":
+        return [op]
+    x, *others = op.operands
+    copy = Value(x.name, x.type)
+    write = Op(name=op.name, operands=[copy, *others], attrs=op.attrs, results=op.results)
+    return [Op(name="torch.clone", operands=[x], results=[copy]), write]
+
+
+class _Constants(dict[Any, int]):
+    """All sizes are constants of the signature."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return CONSTANT
+
+    def __bool__(self) -> bool:
+        return True
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[str, int]:
+    """The dim along which each input and definition is cut."""
+    known = {n: cut[id(x)] for n, x in sources.items() if id(x) in cut}
+    for d in program.defs.values():
+        if d.adds_to:  # of each part only a part would be added
+            raise Dependent(f"{d.op} adds at places that are data")
+        axis = _axis_of(d, known)
+        if axis is not None:
+            _check(d, axis, known, sources)
+            known[d.name] = d.axes.index(axis)
+    return known
+
+
+def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
+    """The axis of `d` at which it loads what is cut."""
+    axes = {the_axis(x.index[known[x.source]]) for x in ex.loads(d.expr) if x.source in known}
+    if not axes:
+        return None
+    axis = axes.pop()
+    if axes or axis is None or axis not in d.axes:
+        raise Dependent(f"{d.op} mixes what is cut")
+    return axis
+
+
+def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, Tensor]) -> None:
+    """The axis may stand nowhere but at the cut dims of loads."""
+    for node in ex.walk(d.expr):
+        for k, index in enumerate(ex.indices(node)):
+            if axis not in deep_atoms(index):
+                continue
+            if not isinstance(node, Load) or the_axis(index) is not axis:
+                raise Dependent(f"{d.op} depends on where it is")
+            if known.get(node.source) == k:
+                continue
+            if node.source in sources and node.source not in known:
+                raise Needs(sources[node.source], k)
+            raise Dependent(f"{d.op} reads the whole of a value")
+
+
+def _pairs(x: Abs, value: Any) -> list[tuple[Val, Tensor]]:
+    """Each tensor of an abstract value beside the real one."""
+    if isinstance(x.value, Val):
+        return [(x.value, value)]
+    if isinstance(x.value, Seq):
+        return [p for e, v in zip(x.value.elems, value, strict=True) for p in _pairs(e, v)]
+    if isinstance(x.value, Map):
+        return [p for k, e in x.value.entries().items() for p in _pairs(e, value[k])]
+    return []
+
+
+def _at(values: Sequence[Any], place: Place) -> Any:
+    found: Any = values[place.position]
+    for key in place.path:
+        found = found[key]
+    return found

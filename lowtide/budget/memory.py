@@ -1,0 +1,171 @@
+"""The predicted peak of a call: kernels, PyTorch's ops, what lives across them, the backward pass.
+
+In: a `Walk`, whose ledger has the account. Out: a `MemoryPlan`. Outputs, temporaries, what is kept
+for the backward pass, cotangents and gradients count; inputs and parameters do not. Kernels are
+exact; what PyTorch's ops allocate inside themselves is an upper bound, see `memory/scratch`.
+
+    x: [1000, 64], y: [500, 64]        4*s0*s1 + 2*(4*s1 + 512)        s0 = x.shape[0], s1 = …
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run_steps import KernelStep, TorchStep
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory.ledger import Entry, Ledger
+from lowtide.memory.plan import Held
+
+_LEAST_SIZE = 33  # smaller ones are constants of a signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A tensor or scratch space that is alive at the peak, and the line that makes it."""
+
+    name: str
+    nbytes: int
+    kind: str
+    loc: Loc = UNKNOWN_LOC
+
+    def __str__(self) -> str:
+        place = f"   {self.loc}" if self.loc.line else ""
+        return f"{self.nbytes:>14,}  {self.kind:<9}  {self.name}{place}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """`peak_bytes` of one call, its `formula` in the input sizes, the `buffers` alive at the peak.
+
+    `sizes` says what the formula's symbols are. `notes` say what could not be known; with notes,
+    the peak may be higher. `fails`: why such a call raises, and where, "" if it need not; what is
+    counted is then what it takes up to there."""
+
+    peak_bytes: int
+    formula: str
+    buffers: tuple[Buffer, ...]
+    sizes: Mapping[str, str] = field(default_factory=dict[str, str])
+    notes: tuple[str, ...] = ()
+    fails: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"peak {self.peak_bytes:,} bytes = {self.formula}"]
+        lines += [f"{symbol:>16} = {name}" for symbol, name in self.sizes.items()]
+        lines += [str(b) for b in self.buffers]
+        lines += [f"note: {n}" for n in self.notes]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as for JSON."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "formula": self.formula,
+            "sizes": dict(self.sizes),
+            "buffers": [
+                {"name": b.name, "nbytes": b.nbytes, "kind": b.kind, "loc": str(b.loc)}
+                for b in self.buffers
+            ],
+            "notes": list(self.notes),
+            "fails": self.fails,
+        }
+
+
+def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
+    """The plan of a call. `plain`: why it would run as plain Python, "" if it is compiled."""
+    notes = list(walk.notes)
+    if plain:
+        notes.insert(
+            0, f"{plain}: such a call runs as plain PyTorch; this is the compiled one's peak"
+        )
+    return plan_of(walk.ledger, [walk], notes)
+
+
+def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> MemoryPlan:
+    """The plan of a call, in which these were walked on one ledger."""
+    notes = list(dict.fromkeys(notes))
+    labels = [s.label for walk in walks for s in walk.steps if isinstance(s, TorchStep)]
+    theirs = dict.fromkeys(labels)
+    if theirs:
+        names = ", ".join(theirs)
+        theirs_too = "" if ledger.of_host else "; what NVIDIA's libraries take is not counted"
+        notes.append(
+            f"what PyTorch allocates inside {names} is bounded from above, not known{theirs_too}"
+        )
+    steps = (s for walk in walks for s in walk.steps if isinstance(s, KernelStep))
+    refused = [
+        f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()
+    ]
+    notes += dict.fromkeys(refused)
+    alive = ledger.at_peak()
+    names = dict(walks[0].sizes()) if walks else {}
+    symbols: dict[int, str] = {}
+    for _, size in names.items():
+        if size >= _LEAST_SIZE:
+            symbols.setdefault(size, f"s{len(symbols)}")
+    formula = _formula(alive, symbols)
+    words = set(re.findall(r"\w+", formula))
+    places = {symbol: _place_of(size, names) for size, symbol in symbols.items()}
+    return MemoryPlan(
+        peak_bytes=ledger.peak_bytes,
+        formula=formula,
+        buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
+        sizes={symbol: name for symbol, name in places.items() if symbol in words},
+        notes=tuple(notes),
+        fails=next((walk.fails for walk in walks if walk.fails), ""),
+    )
+
+
+def _place_of(size: int, names: Mapping[str, int]) -> str:
+    return next(name for name, found in names.items() if found == size)
+
+
+def _formula(alive: Sequence[Entry | Held], symbols: Mapping[int, str]) -> str:
+    """The sum of what is alive, equal terms once."""
+    terms: dict[str, int] = {}
+    for x in alive:
+        text, count = _term(x, symbols) if isinstance(x, Entry) else ("", x.nbytes)
+        terms[text] = terms.get(text, 0) + count
+    constant = terms.pop("", 0)
+    texts = [text if count == 1 else f"{count}*{text}" for text, count in terms.items()]
+    return " + ".join([*texts, *([str(constant)] if constant or not texts else [])])
+
+
+def _term(x: Entry, symbols: Mapping[int, str]) -> tuple[str, int]:
+    if x.formula:
+        return _kernel_term(x.formula, symbols)
+    if not x.shape:
+        return "", x.nbytes
+    sizes = [_size(s, symbols) for s in x.shape]
+    text = "*".join(name for name, _ in sizes if name)
+    return text, math.prod(factor for _, factor in sizes) * x.itemsize
+
+
+def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
+    """A dim as (symbols, factor): an input's size, two of them, a multiple of one, or a number."""
+    if size in symbols:
+        return symbols[size], 1
+    for other, name in symbols.items():
+        if size % other == 0 and size // other in symbols:
+            return f"{name}*{symbols[size // other]}", 1
+    for other, name in symbols.items():
+        if size % other == 0 and size // other < _LEAST_SIZE:
+            return name, size // other
+    return "", size
+
+
+def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
+    """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
+    text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula)
+    number = re.fullmatch(r"(\d+)\*\((\d+)\)", text)
+    if number:
+        return "", int(number[1]) * int(number[2])
+    factors = text.split("*")
+    if not all(re.fullmatch(r"\w+", f) for f in factors):
+        return f"({text})" if " " in text and not text.endswith(")") else text, 1
+    names = [f for f in factors if not f.isdigit()]
+    return "*".join(names), math.prod(int(f) for f in factors if f.isdigit())

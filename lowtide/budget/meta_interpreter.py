@@ -1,0 +1,66 @@
+"""The outer block of a program run op by op on the meta device, every value kept.
+
+In: a `Driver` and the arguments of a call. Out: `Followed.known`, the values as far as they can be
+known without data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lowtide.budget.dry_run import Walk
+from lowtide.execute.driver import BlockPlan, Env
+from lowtide.ir.core import Op, Value
+from lowtide.ir.interpret import run_op
+from lowtide.specialise.stand_ins import UNKNOWN
+
+
+class Followed(Walk):
+    """See the module's text."""
+
+    known: dict[Value, Any]
+    _depth = 0
+
+    def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
+        if not self._depth:
+            self.known = dict(env)
+        self._depth += 1
+        try:
+            return super()._block(plan, env)
+        finally:
+            self._depth -= 1
+
+    def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
+        self._reason = "followed"
+        return pos
+
+    def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
+        found = super()._op(plan, pos, env, reason)
+        if self._depth == 1:
+            self._note(env.items())
+        return found
+
+    def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        results = super()._plain(op, env, alive)
+        if self._depth == 1:
+            self._note(zip(op.results, results, strict=True))
+        return results
+
+    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        results = super()._loop(plan, op, env, alive)
+        if self._depth == 1:
+            self._note(zip(op.results, results, strict=True))  # also what nothing reads
+        return results
+
+    def _note(self, rows: Iterable[tuple[Value, Any]]) -> None:
+        self.known.update((v, x) for v, x in rows if x is not UNKNOWN)
+
+
+def run_on_meta(op: Op, env: dict[Value, Any]) -> list[Any] | None:
+    """The op's results, None where it does not run; call it under a `Ledger`."""
+    try:
+        run_op(op, env)
+    except Exception:  # whatever PyTorch raises for operands that do not fit
+        return None
+    return [env[v] for v in op.results]

@@ -1,0 +1,239 @@
+"""A Function with runs of its ops as sections.
+
+In: a Function, candidates, and in how many chunks each is done. Out: another Function.
+
+    a = f(x)                   a = section(x) {chunks=4, …}
+    b = g(a)           →         block(x'): a' = f(x'); b' = g(a'); yield(b')
+    return b.sum()             return b.sum()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from lowtide.execute.candidate import Candidate
+from lowtide.execute.cut import Form, Plain
+from lowtide.execute.saved_products import recalled
+from lowtide.execute.section import SECTION
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
+
+Counts: TypeAlias = Mapping[Candidate, int]
+Values: TypeAlias = tuple[Value, ...]
+Sources: TypeAlias = Callable[[Candidate], Sequence[Sequence[int]] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is not computed again: so many chunks of each section; and, of the other chunks, results
+    of products."""
+
+    chunks: Counts = field(default_factory=dict[Candidate, int])
+    products: Mapping[Candidate, Values] = field(default_factory=dict[Candidate, Values])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a candidate is done; see `Kept`."""
+
+    run: Candidate
+    chunks: int
+    kept: int
+    products: Values
+
+
+def of_all(_: object) -> None:
+    """Nothing is known: a graph of any result may come from any operand."""
+
+
+def of_no_op(_: Op) -> bool:
+    """Nothing is known."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Of each candidate where graphs of its results come from, see `chunks`; `form_of` a value,
+    None where that is not known; whether an op `is_product`."""
+
+    sources: Sources = of_all
+    form_of: Callable[[Value], Form | Plain | None] = of_all
+    is_product: Callable[[Op], bool] = of_no_op
+
+
+_KEEPING: Final = frozenset(("kept", "products", "carried"))
+NOTHING: Final = Kept()
+UNKNOWN: Final = Known()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bodies:
+    """What a section runs; what it runs again; the same where it is given the results of products:
+    those that were kept, or a stand-in for that of the last one, `end`, which is not read."""
+
+    first: Block
+    again: Block
+    recalling: Block | None
+    end: Value | None
+
+
+Made: TypeAlias = dict[tuple[Candidate, Values, tuple[Row, ...], bool, bool], Bodies]
+
+
+def with_sections(
+    function: Function,
+    chunks: Counts,
+    made: Made,
+    kept: Kept = NOTHING,
+    known: Known = UNKNOWN,
+) -> Function:
+    """See the module's text. The values outside of sections are the same objects as before;
+    `made`: bodies of sections that were made earlier, and are taken again. A candidate may lie
+    within another."""
+    rows = [
+        Row(c, count, kept.chunks.get(c, 0), kept.products.get(c, ()))
+        for c, count in chunks.items()
+    ]
+    rows.sort(key=lambda row: (row.run.start, -row.run.stop))
+    moved = {id(op) for c in chunks for op in c.moved}
+    ops = _Rewriter(function, made, known).ops(0, len(function.block.ops), rows)
+    left = [op for op in ops if id(op) not in moved]
+    return with_block(function, Block(function.block.args, left))
+
+
+class _Rewriter:
+    def __init__(self, function: Function, made: Made, known: Known) -> None:
+        self.function = function
+        self.bodies = made
+        self.known = known
+
+    def ops(self, start: int, stop: int, rows: Sequence[Row], updates: bool = True) -> list[Op]:
+        """Ops [start, stop) with sections for these candidates in them, which are in order.
+        `updates`: whether sections write what is only updated."""
+        found: list[Op] = []
+        pos = start
+        for row in rows:
+            if row.run.start < pos:
+                continue  # it lies within the one before
+            found += self.function.block.ops[pos : row.run.start]
+            inner = _within(row.run, rows)
+            row = replace(row, products=()) if inner else row
+            found.append(_section(self._bodies(row, inner, updates), row, self.known))
+            pos = row.run.stop
+        return found + self.function.block.ops[pos:stop]
+
+    def _bodies(self, row: Row, inner: tuple[Row, ...], updates: bool) -> Bodies:
+        run, products = row.run, row.products
+        key = run, products, inner, row.chunks == 1, updates or not run.updated
+        if key not in self.bodies:
+            ops = self.ops(run.start, run.stop, inner)
+            again = ops
+            if run.updated:
+                again = _without_updates(self.ops(run.start, run.stop, inner, False), run)
+                ops = ops if updates else again
+            if row.chunks == 1:
+                again = self._with_unread_end(again)
+            first = run.block or _block(ops, run, gives=products)
+            end = None if products else self._product_at_end(again, run)
+            self.bodies[key] = Bodies(
+                first=first,
+                again=first if again is ops else _block(again, run),
+                recalling=_recalling(again, run, products if end is None else (end,)),
+                end=end,
+            )
+        return self.bodies[key]
+
+    def _product_at_end(self, again: list[Op], run: Candidate) -> Value | None:
+        """The result of a product that comes last, whose gradient reads its operands only."""
+        last = next(op for op in reversed(again) if op.name != "const")
+        is_end = run.block is None and _only(last) in run.outputs and self.known.is_product(last)
+        return last.result if is_end else None
+
+    def _with_unread_end(self, ops: list[Op]) -> list[Op]:
+        """The ops as they run again, when nobody reads their results: a section that comes last
+        and keeps nothing has a graph without being run."""
+        pos = max((k for k, op in enumerate(ops) if op.name != "const"), default=-1)
+        last = ops[pos]
+        forms = tuple(map(self.known.form_of, last.results))
+        if last.name != SECTION or None in forms or not _KEEPING.isdisjoint(last.attrs):
+            return ops
+        unread = replace(last, attrs={**last.attrs, "unread": forms})
+        return [*ops[:pos], unread, *ops[pos + 1 :]]
+
+
+def _within(outer: Candidate, rows: Sequence[Row]) -> tuple[Row, ...]:
+    return tuple(
+        row
+        for row in rows
+        if outer.start <= row.run.start and row.run.stop <= outer.stop and row.run is not outer
+    )
+
+
+def _without_updates(ops: list[Op], candidate: Candidate) -> list[Op]:
+    """The ops without those that change a counter; norms without their running statistics."""
+    none = Value("none", t.NONE)
+    left = [Op(name="const", attrs={"value": None}, results=[none])]
+    for op in ops:
+        if op.name != "mutate" or op.operands[0] not in candidate.updated:
+            left.append(op)
+    absent = dict.fromkeys(candidate.updated, none)
+    return [replace(op, operands=[absent.get(v, v) for v in op.operands]) for op in left]
+
+
+def _only(op: Op) -> Value | None:
+    return op.results[0] if len(op.results) == 1 else None
+
+
+def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()) -> Block:
+    """`gives`, `takes`: results, and arguments, beside those of the run."""
+    inner = {v: Value(v.name, v.type) for v in (*run.inputs, *takes)}
+    args = list(inner.values())
+    body = [clone_op(op, inner) for op in ops]
+    body.append(Op(name="yield", operands=[inner[v] for v in (*run.outputs, *gives)]))
+    return Block(args, body)
+
+
+def _recalling(ops: list[Op], run: Candidate, products: Values) -> Block | None:
+    """The block that is given the results of products."""
+    if not products:
+        return None
+    kept = {v: Value(v.name, v.type) for v in products}
+    again = [recalled(op, kept[v]) if (v := _only(op)) in kept else op for op in ops]
+    return _block(again, run, takes=tuple(kept.values()))
+
+
+def _section(bodies: Bodies, row: Row, known: Known) -> Op:
+    run = row.run
+    blocks = [bodies.first]
+    sources = known.sources(run)
+    how: dict[str, Any] = {"chunks": row.chunks}
+    how |= {"cuts": run.cuts, "joins": run.joins}
+    if sources is not None:
+        how["sources"] = sources
+    if row.chunks > 1 and any(o is not None and sorted(o) != list(o) for o in run.orders):
+        how["orders"] = run.orders
+    if row.kept:
+        how["kept"] = row.kept
+    if row.products:
+        how["products"] = len(row.products)
+    if run.carried is not None:
+        how["carried"] = run.carried
+    if bodies.again is not bodies.first:
+        how["again"] = True
+        blocks.append(bodies.again)
+    if bodies.end is not None:
+        how["end"] = run.outputs.index(bodies.end)
+    if bodies.recalling is not None:
+        blocks.append(bodies.recalling)
+    if run.updated:
+        how["updated"] = tuple(run.inputs.index(v) for v in run.updated)
+    return Op(
+        name=SECTION,
+        operands=list(run.inputs),
+        attrs=how,
+        results=list(run.outputs),
+        blocks=blocks,
+        loc=blocks[0].ops[0].loc,
+    )

@@ -1,0 +1,342 @@
+"""The cheapest plan whose predicted peak is within a budget.
+
+In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function, or
+a BudgetError with the least peak that was found.
+
+Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
+the same with the branches that its arguments decide (`decided`); that with its images turned to
+channels last (`turned`); then, step by step, twice as many chunks for the section that
+lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
+only some of them, or without their products (`products`). And there are segments, which are
+computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
+these would free less than half, and not at all if they would free most. At the end of the chunks,
+kernels whose tiles need least work memory. At last all that once more with short loops written out.
+
+The first plan that fits is taken, so a smaller budget never gives a larger peak.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from lowtide.budget.channels_last import turned
+from lowtide.budget.cheapest import FEWER, cheapest
+from lowtide.budget.decided import decided, written_out
+from lowtide.budget.dry_run import Walk
+from lowtide.budget.effects import Effects
+from lowtide.budget.find import candidates
+from lowtide.budget.memory import MemoryPlan, plan_memory
+from lowtide.budget.outer import Outer
+from lowtide.budget.products import Choice, is_product, worth_keeping
+from lowtide.budget.rewrite import NOTHING, UNKNOWN, Counts, Kept, Made, with_sections
+from lowtide.budget.segments import Cutter
+from lowtide.diagnostics import faults
+from lowtide.errors import BudgetError
+from lowtide.execute.backend import Tiles
+from lowtide.execute.candidate import Candidate
+from lowtide.execute.driver import BlockPlan, Driver
+from lowtide.ir.core import Function, Value
+
+_MOST_STEPS: Final = 24
+_MOST_TRIED: Final = 8  # sections that are made finer one by one
+_FACTORS: Final = (2, 16)  # times as many chunks
+_HALF: Final = 0.5  # of all that is made
+_MOST: Final = 0.75
+_LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
+_CHUNKS: Final = 4  # of it, and times as many
+_BEFORE: Final = 1.15  # times as many bytes as the best list of the stage before, to begin with
+_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
+_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
+_MOST_KEPT: Final = 8  # chunks; each is rehearsed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A driver that keeps to `memory`. `ends`: where and why nothing more is known of the call, ""
+    if all is."""
+
+    driver: Driver
+    memory: MemoryPlan
+    ends: str
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is allocated at the peak."""
+        return self.memory.peak_bytes
+
+
+def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
+    """See the module's text; raises BudgetError where none fits."""
+    least: Plan | None = None
+    for plan in _path(driver, args, budget_bytes):
+        if plan.peak_bytes <= budget_bytes:
+            return plan
+        if least is None or plan.peak_bytes < least.peak_bytes:
+            least = plan
+    assert least is not None
+    raise refusal(driver.function.name, budget_bytes, least.memory)
+
+
+def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
+    """The plans, in order of cost; none is left out for a budget's sake."""
+    return _path(driver, args, math.inf)
+
+
+def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
+    """Where no plan like one could fit, those that keep more than it are not tried."""
+    driver = Driver(driver.function, tiles=driver.tiles)
+    walk = Walk(driver, args)
+    yield _plan(driver, walk)
+    function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
+    driver = Driver(function, tiles=driver.tiles)
+    trials = _Trials(driver, args)
+    yield trials.plan({})
+    function = _rewritten(driver, lambda: turned(Outer(driver, args)), "how its images lie")
+    if function is not driver.function:
+        driver = Driver(function, tiles=driver.tiles)
+        trials = _Trials(driver, args)
+        yield trials.plan({})
+    yield from _roads(trials, walk.records, budget_bytes)
+    function = _rewritten(driver, lambda: written_out(driver, args), "how loops are written out")
+    if function is not driver.function:
+        trials = _Trials(Driver(function, tiles=driver.tiles), args)
+        yield trials.plan({})
+        yield from _roads(trials, walk.records, budget_bytes)
+
+
+def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan]:
+    """Plans of one program with chunks, and with segments where gradients are recorded."""
+    parts = _parts(trials.driver, trials.args, records)
+    found, cutter = parts.runs, parts.cutter
+    trials.choices = parts.choices
+    roads = [_in_chunks(trials, found, cutter, budget_bytes)]
+    if cutter is not None:
+        trials.known = replace(
+            trials.known,
+            sources=functools.cache(cutter.effects.sources),
+            form_of=cutter.outer.form_of,
+            is_product=functools.cache(functools.partial(is_product, cutter.outer)),
+        )
+        freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
+        if freed < _MOST:
+            roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
+    for road in roads:
+        yield from road
+
+
+def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
+    """What is not kept is computed again, little of it at first; then the same with the large parts
+    in chunks."""
+    outer = cutter.outer
+    large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
+    chunks: dict[Candidate, int] = {}
+    least = _Least()
+    yield from _with_segments(trials, cutter, chunks, least)
+    for step in range(1, _MOST_STEPS):
+        chunks_before, peak_before = chunks, least.peak_bytes
+        for parts in (large, found):  # the large ones first
+            finer = chunks | {c: c.more(1, _CHUNKS**step) for c in parts}
+            if finer != chunks:
+                chunks = finer
+                yield from _with_segments(trials, cutter, chunks, least)
+        if chunks == chunks_before or (step > 1 and least.peak_bytes == peak_before):
+            break
+
+
+@dataclass(slots=True)
+class _Least:
+    """The least peak so far, and for how many bytes its segments were looked for."""
+
+    peak_bytes: float = math.inf
+    most_bytes: float = math.inf
+
+    def see(self, peak_bytes: int, most_bytes: float) -> None:
+        if peak_bytes < self.peak_bytes:
+            self.peak_bytes, self.most_bytes = peak_bytes, most_bytes
+
+
+def _with_segments(
+    trials: _Trials, cutter: Cutter, chunks: Counts, least: _Least
+) -> Iterator[Plan]:
+    """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
+    never taken: where that ends is guessed from the bytes that were looked for then."""
+    before = list[Candidate]()
+    most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
+    while (segments := cheapest(cutter, most_bytes := most_bytes * FEWER)) is not None:
+        if segments != before:
+            before = segments
+            plan = trials.plan({**dict.fromkeys(segments, 1), **chunks})
+            least.see(plan.peak_bytes, most_bytes)
+            yield plan
+        if not segments:
+            break  # nothing is computed again, for whatever bytes
+
+
+def _in_chunks(
+    trials: _Trials, found: Sequence[Candidate], cutter: Cutter | None, budget_bytes: float
+) -> Iterator[Plan]:
+    """More chunks, step by step; `cutter`: where gradients are recorded."""
+    records = cutter is not None
+    chunks: dict[Candidate, int] = {}
+    best = trials.plan(chunks)
+    again: Plan | None = None
+    if records and found:
+        chunks = dict.fromkeys(found, 1)
+        best = again = trials.plan(chunks)
+    for _ in range(_MOST_STEPS):
+        step = _next(trials, found, chunks, best.peak_bytes)
+        if step is None:
+            break
+        chunks, best = step
+        if records and best.peak_bytes <= budget_bytes:
+            yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
+        if again is not None:  # all ops once more: some chunks of them cost less
+            yield again
+            again = None
+        yield best
+    if again is not None:
+        yield again
+    yield trials.plan(chunks, tiles="least")
+
+
+def _plan(driver: Driver, walk: Walk) -> Plan:
+    return Plan(driver=driver, memory=plan_memory(walk), ends="" if walk.fails else walk.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The runs that an axis cuts; where gradients are recorded what makes segments, and which
+    products are worth being kept."""
+
+    runs: Sequence[Candidate] = ()
+    cutter: Cutter | None = None
+    choices: Mapping[Candidate, Sequence[Choice]] = field(
+        default_factory=dict[Candidate, Sequence[Choice]]
+    )
+
+
+def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
+    try:
+        outer = Outer(driver, args)
+        runs = candidates(outer)
+        if not records:
+            return _Parts(runs=runs)
+        return _Parts(
+            runs=runs,
+            cutter=Cutter(Effects(outer)),
+            choices={c: worth_keeping(outer, c) for c in runs},
+        )
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: what can be done in chunks, or again")
+        return _Parts()
+
+
+def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -> Function:
+    """What that makes of the driver's function, which it is itself if that fails."""
+    try:
+        return make() or driver.function
+    except Exception as fault:
+        faults.survive(fault, f"{driver.function.name}: {what}")
+        return driver.function
+
+
+class _Trials:
+    """Plans of one program; the sections' compiled parts are shared by all."""
+
+    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+        self.driver = driver
+        self.args = args
+        self.known = UNKNOWN
+        self.choices: Mapping[Candidate, Sequence[Choice]] = {}
+        self._bodies: Made = {}
+        self._inner: dict[Tiles, dict[int, BlockPlan]] = {}
+        self._plans: dict[tuple[frozenset[tuple[Candidate, int]], Tiles], Plan] = {}
+
+    def plan(
+        self,
+        chunks: Counts,
+        kept: Kept = NOTHING,
+        tiles: Tiles | None = None,
+    ) -> Plan:
+        tiles = tiles or self.driver.tiles
+        key = frozenset(chunks.items()), tiles
+        plan = self._plans.get(key) if kept is NOTHING else None
+        if plan is None:
+            function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
+            made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
+            plan = _plan(made, Walk(made, self.args))
+            if kept is NOTHING:
+                self._plans[key] = plan
+        return plan
+
+
+def _next(
+    trials: _Trials, found: Sequence[Candidate], chunks: Counts, peak_bytes: int
+) -> tuple[dict[Candidate, int], Plan] | None:
+    """The step that lowers the peak most; a larger one where no small one does. Of many sections
+    not each alone: every step is rehearsed."""
+    for factor in _FACTORS:
+        finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
+        finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
+        few = finer if len(finer) <= _MOST_TRIED else {}
+        steps = [{**chunks, c: count} for c, count in few.items()]
+        if len(finer) > 1:
+            steps.append({**chunks, **finer})
+        plans = [(step, trials.plan(step)) for step in steps]
+        best = min(plans, key=lambda row: row[1].peak_bytes, default=None)
+        if best is not None and best[1].peak_bytes < peak_bytes:
+            return best
+    return None
+
+
+def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
+    """What might be kept of each section, from what leaves the least to be computed again."""
+    parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
+    rows = [_kept(parts, chunks, choices, share, None) for share in _SHARES]
+    for level in range(max((len(choices.get(c, ())) for c in parts), default=0)):
+        rows += [_kept(parts, chunks, choices, share, level) for share in _WITH_PRODUCTS]
+    seen: list[Kept] = []
+    for _, kept in sorted(rows, key=lambda row: row[0]):
+        if parts and kept not in seen:
+            yield kept
+            seen.append(kept)
+
+
+def _kept(
+    parts: Sequence[Candidate],
+    chunks: Counts,
+    choices: Mapping[Candidate, Sequence[Choice]],
+    share: float | None,
+    level: int | None,
+) -> tuple[float, Kept]:
+    """And how much is computed again of what there is."""
+    counts: dict[Candidate, int] = {}
+    products: dict[Candidate, tuple[Value, ...]] = {}
+    again = 0.0
+    for c in parts:
+        left = 1.0
+        if share is not None:
+            counts[c] = min(max(int(share * chunks[c]), 1), _MOST_KEPT)
+            left -= counts[c] / chunks[c]
+        lists = choices.get(c, ())
+        if level is not None and lists:
+            choice = lists[min(level, len(lists) - 1)]
+            products[c] = choice.values
+            left *= 1 - choice.share
+        again += left / len(parts)
+    return again, Kept(chunks=counts, products=products)
+
+
+def refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
+    """That no plan fits; `least`: what comes nearest."""
+    rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.buffers]
+    held = [f"{nbytes:>14,}  {name}  {place}" for nbytes, name, place in sorted(rows, key=_largest)]
+    return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])
+
+
+def _largest(row: tuple[int, str, object]) -> int:
+    return -row[0]

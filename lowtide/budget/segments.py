@@ -1,0 +1,198 @@
+"""Which runs of ops are worth being run again in the backward pass, though no axis cuts them.
+
+In: an `Outer`. Out: `Candidate`s of one chunk, and what they make, keep and leave behind.
+
+    a = relu(norm(conv(x)))       ┐ a segment: gives a, keeps x
+    b = relu(norm(conv(a)))       ┘
+    c = up(pool(b))               ┐ another, keeps b
+    d = relu(norm(conv(c)))       ┘
+    …                               the rest keeps what its gradients read, as ever
+
+Which of them are taken, for how many bytes, is said by `cheapest`. Running statistics, counters of
+batches and the like are written once, in the forward pass: the block that runs again goes without
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+
+from lowtide.budget.effects import Effects
+from lowtide.budget.independence import is_lowered
+from lowtide.budget.outer import Outer
+from lowtide.budget.products import is_product
+from lowtide.execute.candidate import LEAST_BYTES, Candidate, storage_of
+from lowtide.ir.core import Op, Value, free_values
+
+
+class Cutter:
+    """See the module's text."""
+
+    def __init__(self, effects: Effects) -> None:
+        self.outer = outer = effects.outer
+        self.effects = effects
+        self.states = self._states()
+        self.built_bytes = _built_bytes(outer)
+        self.made_bytes = self.built_bytes  # less what is done in chunks
+        self._held_at: dict[int, frozenset[int]] = {}
+        self._held_by: dict[tuple[int, int], frozenset[int]] = {}
+        self._known_farthest: dict[int, int] = {}
+        self._candidates: dict[tuple[int, int], Candidate | None] = {}
+        self.ends: list[int] = []  # of segments, beside what is done in chunks
+        self.inside: set[int] = set()  # positions within what is done in chunks
+
+    def beside(self, chunks: Mapping[Candidate, int]) -> float:
+        """From here on beside these parts, which are done in chunks and no segment cuts; gives the
+        bytes of all that is made."""
+        starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
+        self.inside = set(starts)
+        self.made_bytes = list(self.built_bytes)
+        for c, count in chunks.items():
+            made = sum(self.made_bytes[c.start : c.stop])
+            inner = min(self.outer.inner_bytes(c), made)  # kernels may build less
+            self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
+            self.made_bytes[c.stop - 1] = made - inner + inner // count
+        self.ends = sorted({starts.get(pos, pos) for pos in self._ends})
+        return float(sum(self.made_bytes))
+
+    def candidate(self, start: int, stop: int) -> Candidate | None:
+        """The segment of these ops, if it is one, and worth it."""
+        if start in self.inside or stop in self.inside or self._farthest(start) < stop:
+            return None
+        key = start, stop
+        if key not in self._candidates:
+            made_bytes = sum(self.outer.made_bytes[start:stop])
+            self._candidates[key] = self._candidate(start, stop, made_bytes)
+        return self._candidates[key]
+
+    def cost(self, segments: Iterable[Candidate]) -> int:
+        """How much is computed again, in bytes of results."""
+        return sum(sum(self.built_bytes[c.start : c.stop]) for c in segments)
+
+    def again_bytes(self, start: int, stop: int) -> int:
+        """What is made when a segment runs again: not the results of a part in chunks at its end,
+        which nobody reads then."""
+        made = self.made_bytes[start:stop]
+        while made and not made[-1]:
+            made.pop()
+        return sum(made[:-1]) if start + len(made) - 1 in self.inside else sum(made)
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """Where segments may end: before a product, whose operands its gradient reads anyway, and
+        at the last of places side by side where as much is alive."""
+        last = self.outer.last
+        return [
+            pos
+            for pos in range(1, last + 1)
+            if pos == last
+            or is_product(self.outer, self.outer.ops[pos])
+            or self.left_bytes(pos) != self.left_bytes(pos + 1)
+        ]
+
+    def held_at(self, pos: int) -> frozenset[int]:
+        """Memory that is alive there, but for the arguments'."""
+        found = self._held_at.get(pos)
+        if found is None:
+            alive = {storage_of(x) for v in self.outer.live_at[pos] for x in self.outer.tensors(v)}
+            found = self._held_at[pos] = frozenset(alive - self.outer.given)
+        return found
+
+    def held_by(self, segment: Candidate) -> frozenset[int]:
+        """What it starts from, but for the arguments."""
+        key = segment.start, segment.stop
+        found = self._held_by.get(key)
+        if found is None:
+            held = {storage_of(x) for v in segment.inputs for x in self.outer.tensors(v)}
+            found = self._held_by[key] = frozenset(held - self.outer.given)
+        return found
+
+    def size_of(self, held: Iterable[int]) -> int:
+        """The bytes of that memory."""
+        return sum(self.outer.nbytes[s] for s in held)
+
+    def _states(self) -> set[int]:
+        """Memory of the caller's that one argument has for itself, without a gradient."""
+        held = {storage_of(x) for x, _ in self.outer.pairs if self.effects.carries(x)}
+        return self.outer.single - held
+
+    def left_bytes(self, pos: int) -> int:
+        """What is alive there, but for the arguments."""
+        return self.size_of(self.held_at(pos))
+
+    def _farthest(self, start: int) -> int:
+        found = self._known_farthest.get(start)
+        if found is None:
+            found = self._known_farthest[start] = self._follow(start)
+        return found
+
+    def _follow(self, start: int) -> int:
+        """How far a segment from here may go: each op gives the same again, and what it reads is
+        still the same then."""
+        updated: set[int] = set()
+        touched: set[int] = set()
+        for pos in range(start, self.outer.last):
+            op, effect = self.outer.ops[pos], self.effects.rows[pos]
+            updates = {s for s in effect.writes if self._is_from_before(s, start)}
+            reads = {storage_of(x) for v in op.operands for x in self.outer.tensors(v)} - updates
+            may_differ = any(
+                self._is_from_before(s, start) and self.outer.is_written(s, start) for s in reads
+            )
+            if not effect.repeats or may_differ or not self._is_update(op, updates):
+                return pos
+            if updates & (touched | updated) or reads & updated:
+                return pos
+            updated |= updates
+            touched |= reads
+        return self.outer.last
+
+    def _is_from_before(self, storage: int, start: int) -> bool:
+        return self.outer.made_at.get(storage, -1) < start
+
+    def _is_update(self, op: Op, writes: set[int]) -> bool:
+        """Does it write, if at all, what can be left out when the op runs again?"""
+        if op.name == "mutate":
+            is_alone = not any(self.outer.tensors(v) for v in op.operands[1:])
+        else:
+            statistics = self.outer.statistics(op)
+            is_alone = writes <= {storage_of(x) for v in statistics for x in self.outer.tensors(v)}
+        return not writes or (is_alone and writes <= self.states)
+
+    def _candidate(self, start: int, stop: int, made_bytes: int) -> Candidate | None:
+        ends = self.outer.ends(start, stop)
+        if ends is None:
+            return None
+        inputs, outputs = ends
+        results = {id(x): x.nbytes for v in outputs for x in self.outer.tensors(v)}
+        if made_bytes - sum(results.values()) < LEAST_BYTES:
+            return None
+        return Candidate(
+            start=start,
+            stop=stop,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            cuts=(None,) * len(inputs),
+            joins=(None,) * len(outputs),
+            updated=tuple(v for v in inputs if self._is_state(v, start, stop)),
+        )
+
+    def _is_state(self, v: Value, start: int, stop: int) -> bool:
+        """Is it written here, and so read by nothing else?"""
+        held = {storage_of(x) for x in self.outer.tensors(v)}
+        return any(held & row.writes for row in self.effects.rows[start:stop])
+
+
+def _built_bytes(outer: Outer) -> list[int]:
+    """What each op makes, but for what only the kernel reads that it is in."""
+    found = list(outer.made_bytes)
+    ops = outer.ops[: outer.last]
+    lowered = [is_lowered(op, [outer.known.get(v) for v in op.operands]) for op in ops]
+    last_use: dict[int, int] = {}
+    for pos, op in enumerate(outer.ops):
+        used = (*free_values([op]), *op.results)
+        last_use |= {storage_of(x): pos for v in used for x in outer.tensors(v)}
+    for storage, pos in outer.made_at.items():
+        if all(lowered[pos : last_use[storage] + 1]) and last_use[storage] < outer.last:
+            found[pos] -= outer.nbytes[storage]
+    return found

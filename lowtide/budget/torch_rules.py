@@ -1,0 +1,263 @@
+"""Along which axis the results of PyTorch's own ops are independent.
+
+In: the name of an op, its operands on the meta device, and where they are cut. Out: where its
+results are.
+
+    torch.sort(x, 1)             x cut along 0      the results along 0
+    torch.fft.fft(x)             x cut along -1     Dependent
+    torch.lgamma(x)              pointwise, by PyTorch's own tag
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.execute.candidate import tensors_in
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op
+
+Tensor = torch.Tensor
+Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut
+
+
+class Dependent(Exception):
+    """The results are not independent along that axis, or nobody knows."""
+
+
+class Needs(Exception):
+    """They are if this operand is cut along this dim too."""
+
+    def __init__(self, tensor: Tensor, dim: int) -> None:
+        super().__init__(dim)
+        self.tensor = tensor
+        self.dim = dim
+
+
+Named = Mapping[str, Any]
+Rule = Callable[[Sequence[Any], Named, Sequence[Any], Cut], dict[int, int]]
+
+
+def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
+    """The rule of an op that is PyTorch's, with these operands; None for what has a lowering, or no
+    rule."""
+    if _is_of_the_batch(op, values):
+        return _channels
+    name = name_of(op)
+    if name in _RULES:
+        return _RULES[name]
+    return pointwise if name and op.name == "call_torch" and is_pointwise(op) else None
+
+
+def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
+    """Is it a norm in training that takes, or writes, statistics of all of the batch?"""
+    if op.name not in opdefs.STATISTICS or values[opdefs.OF_THE_BATCH] is False:
+        return False
+    return op.name == "torch.batch_norm" or any(
+        values[k] is not None for k in opdefs.STATISTICS[op.name]
+    )
+
+
+def by_rule(
+    rule: Rule, op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """What the rule says of the op's results; `values`: one for each operand."""
+    names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+    count = len(values) - len(names)
+    return rule(values[:count], dict(zip(names, values[count:], strict=True)), results, cut)
+
+
+def name_of(op: Op) -> str:
+    """`sort` for torch.sort, F.max_pool2d and Tensor.sort alike; "" for what has a lowering."""
+    if op.name == "call_torch":
+        return str(op.attrs["target"]).rpartition(".")[2]
+    if not op.name.startswith("torch."):
+        return ""
+    record: Any = opdefs.torch_record(op.name)
+    return "" if record.lower is not None else record.name.rpartition(".")[2]
+
+
+def is_pointwise(op: Op) -> bool:
+    """Does PyTorch say so, of all forms of the op?"""
+    if op.name == "mutate":
+        return False
+    target = str(op.attrs["target"]) if op.name == "call_torch" else op.name
+    packet = getattr(torch.ops.aten, target.rpartition(".")[2], None)
+    if packet is None:
+        return False
+    forms = [getattr(packet, name) for name in packet.overloads()]
+    of_tensors = [f for f in forms if _takes_tensors(f._schema)]
+    return bool(of_tensors) and all(
+        torch.Tag.pointwise in f.tags and not _draws(f._schema) for f in of_tensors
+    )
+
+
+def _draws(schema: Any) -> bool:
+    """May it draw random numbers? PyTorch calls rrelu pointwise, too."""
+    return any(a.name == "generator" for a in schema.arguments)
+
+
+def _takes_tensors(schema: Any) -> bool:
+    """Others are of Python's numbers, or write into a tensor that is given."""
+    arguments = schema.arguments
+    is_tensors = bool(arguments) and isinstance(arguments[0].type, torch.TensorType)
+    return is_tensors and not any(a.is_out for a in arguments)
+
+
+def pointwise(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """Each element of the results needs those that broadcasting puts beside it."""
+    tensors = tensors_in([*values, *named.values()])
+    places = {cut[id(x)] - x.dim() for x in tensors if id(x) in cut}
+    if len(places) != 1:
+        raise Dependent("several axes are cut")
+    place = places.pop()
+    (size,) = {x.shape[place] for x in tensors if id(x) in cut}
+    for x in tensors:
+        if id(x) not in cut and x.dim() >= -place and x.shape[place] != 1:
+            raise Needs(x, x.dim() + place)
+    made = tensors_in(results)
+    if any(r.dim() < -place or r.shape[place] != size for r in made):
+        raise Dependent("gives another shape")
+    return {id(r): r.dim() + place for r in made}
+
+
+def _same_dim(results: Sequence[Any], dim: int) -> dict[int, int]:
+    return {id(x): dim for x in tensors_in(results)}
+
+
+def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, int]:
+    """The first operand and its dim; no other tensor may be cut."""
+    x, *rest = tensors_in([*values, *named.values()])
+    if id(x) not in cut or any(id(r) in cut for r in rest):
+        raise Dependent("another operand than the first is cut")
+    return x, cut[id(x)]
+
+
+def _along(default: int | None, position: int = 1) -> Rule:
+    """Works along one dim, operand `position` or `dim`; independent along all others."""
+
+    def rule(
+        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+    ) -> dict[int, int]:
+        x, dim = _first_cut(values, named, cut)
+        along = named.get("dim", values[position] if len(values) > position else default)
+        if type(along) is not int or along % x.dim() == dim:
+            raise Dependent("works along what is cut")
+        is_smaller = all(r.dim() < x.dim() for r in tensors_in(results))
+        return _same_dim(results, dim - (is_smaller and along % x.dim() < dim))
+
+    return rule
+
+
+def _leading(inner: int) -> Rule:
+    """Works on the last `inner` dims; all before them are independent."""
+
+    def rule(
+        values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+    ) -> dict[int, int]:
+        x, dim = _first_cut(values, named, cut)
+        if dim >= x.dim() - inner or "dim" in named or len(values) > 1:
+            raise Dependent("works along what is cut")
+        return _same_dim(results, dim)
+
+    return rule
+
+
+def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """x: [N, C, ...], N independent."""
+    x, dim = _first_cut(values, named, cut)
+    if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in tensors_in(results)):
+        raise Dependent("works along what is cut")
+    return _same_dim(results, 0)
+
+
+def _convolution(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """As `_batch`, if there is a batch."""
+    x, weight, *_ = tensors_in([*values, *named.values()])
+    if x.dim() != weight.dim():
+        raise Dependent("there is no batch")
+    return _batch(values, named, results, cut)
+
+
+def _channels(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """x: [N, C, ...], C independent, as that of weights and statistics is."""
+    x, *others = tensors_in([*values, *named.values()])
+    if cut.get(id(x)) != 1 or x.dim() < 2:
+        raise Dependent("takes the whole batch")
+    for p in others:
+        if id(p) not in cut:
+            raise Needs(p, 0)
+    return _same_dim(results, 1)
+
+
+def _all_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[list[Tensor], int]:
+    """All operands, which are cut along the same dim, counted from the front."""
+    tensors = tensors_in([*values, *named.values()])
+    dims = {cut[id(x)] for x in tensors if id(x) in cut}
+    if len(dims) != 1:
+        raise Dependent("several axes are cut")
+    (dim,) = dims
+    sizes = {x.shape[dim] if x.dim() > dim else 0 for x in tensors}
+    if len(sizes) != 1:
+        raise Dependent("one operand is broadcast")
+    for x in tensors:
+        if id(x) not in cut:
+            raise Needs(x, dim)
+    return tensors, dim
+
+
+def _systems(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """Matrices in the last two dims of all operands."""
+    tensors, dim = _all_cut(values, named, cut)
+    if len({x.dim() for x in tensors}) != 1 or dim >= tensors[0].dim() - 2:
+        raise Dependent("works along what is cut")
+    return _same_dim(results, dim)
+
+
+def _batches(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """[N, …], N independent, of all operands."""
+    if _all_cut(values, named, cut)[1] != 0:
+        raise Dependent("works along what is cut")
+    return _same_dim(results, 0)
+
+
+_RULES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "msort"), _along(0)),
+    **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),
+    **dict.fromkeys(("quantile", "nanquantile"), _along(None, position=2)),
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"), _along(-1, position=2)),
+    **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2", "hfft2", "ihfft2"), _leading(2)),
+    **dict.fromkeys(("conj", "real", "imag", "resolve_conj", "view_as_real"), _leading(0)),
+    **dict.fromkeys(("solve", "cholesky_solve", "solve_triangular", "lstsq"), _systems),
+    **dict.fromkeys(("grid_sample", "grid_sampler"), _batches),
+    **dict.fromkeys(
+        ("inv", "det", "slogdet", "svdvals", "svd", "qr", "eigh", "eigvalsh", "cholesky", "pinv",
+         "matrix_exp", "inverse", "logdet"),
+        _leading(2),
+    ),
+    **dict.fromkeys(
+        ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        _convolution,
+    ),
+    **dict.fromkeys(
+        ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+         "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "interpolate",
+         "group_norm", "pixel_shuffle", "pixel_unshuffle", "lp_pool1d", "lp_pool2d", "lp_pool3d",
+         "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool3d", "unfold", "fold",
+         "local_response_norm", "channel_shuffle"),
+        _batch,
+    ),
+}  # fmt: skip

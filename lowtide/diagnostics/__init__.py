@@ -1,0 +1,1 @@
+"""Counters, warnings, faults and debug output, for all rooms."""

@@ -1,0 +1,61 @@
+"""Tracebacks through the user's own lines, for exceptions that compiled programs raise.
+
+In: an exception that an op raised. Out: the same one, with a traceback as if Python had run the
+user's functions; Lowtide's own frames are left out, unless LOWTIDE_DEBUG is set.
+
+    File "train.py", line 8, in step           the user's call of the compiled function
+    File "…/execute/driver.py", …             Lowtide
+    File "model.py", line 21, in forward       where the op stands, and who called that function
+        raise ValueError("empty")
+
+A frame is made by compiling a `raise` at that line of that file: the way of Jinja.
+"""
+
+from __future__ import annotations
+
+import ast
+from types import CodeType, TracebackType
+from typing import TypeVar
+
+from lowtide import config
+from lowtide.errors import Loc
+from lowtide.ir.interpret import LOC
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+def through_user_lines(error: Error) -> Error:
+    """The exception with such a traceback; unchanged if no op raised it."""
+    loc: Loc | None = getattr(error, LOC, None)
+    if loc is None or config.current().debug.topics:
+        return error
+    delattr(error, LOC)
+    chain: TracebackType | None = None
+    while loc is not None and loc.line:
+        chain = _entry(loc, chain)
+        loc = loc.caller
+    return error.with_traceback(chain)
+
+
+def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:
+    """A traceback entry at this place, in front of the others."""
+    try:
+        exec(_raising(loc), {"marker": _Marker})
+    except _Marker as marker:
+        made = marker.__traceback__
+        last = made.tb_next if made is not None else None
+        if last is not None:
+            return TracebackType(below, last.tb_frame, last.tb_lasti, last.tb_lineno)
+    return below
+
+
+def _raising(loc: Loc) -> CodeType:
+    begin, end = loc.column - 1, max(len(loc.text.rstrip()), loc.column)
+    place = {"lineno": loc.line, "end_lineno": loc.line, "col_offset": begin, "end_col_offset": end}
+    raised = ast.Raise(ast.Name("marker", ast.Load(), **place), None, **place)
+    code = compile(ast.Module([raised], []), loc.file, "exec")
+    return code.replace(co_name=loc.function or "<compiled>")
+
+
+class _Marker(Exception):
+    pass

@@ -1,0 +1,42 @@
+"""Autocast as it was in the forward pass, for what is computed again in the backward pass.
+
+In: nothing; what this thread has set. Out: a context in which it is so again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from lowtide.torch_private import torch_state
+
+_DEVICES: Final = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Autocast:
+    """By kind of device: whether it is on, and for which dtype; empty where it is off for all."""
+
+    states: tuple[tuple[str, bool, torch.dtype], ...] = ()
+
+    @staticmethod
+    def now() -> Autocast:
+        """As it is."""
+        if not torch_state.autocast_on():
+            return Autocast()
+        rows = ((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
+        return Autocast(tuple(rows))
+
+    @contextlib.contextmanager
+    def again(self) -> Generator[None]:
+        """As it was, inside."""
+        with contextlib.ExitStack() as stack:
+            if self != Autocast.now():
+                off = tuple((d, False, torch.get_autocast_dtype(d)) for d in _DEVICES)
+                for device, is_on, dtype in self.states or off:
+                    stack.enter_context(torch.autocast(device, dtype, enabled=is_on))
+            yield

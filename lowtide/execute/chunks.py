@@ -1,0 +1,354 @@
+"""A run of ops done in chunks: the parts of an axis along which its results are independent.
+
+In: an op `section`, the values of its operands, what runs its block. Out: its results, and in the
+backward pass the gradients of its operands, chunk by chunk.
+
+    %y = section(%x, %w) {chunks=4, cuts=(Cut(dim=0), None), joins=(0,)}
+      block(%a, %b):
+        ...                     runs for x[0:k] and w, for x[k:2k] and w, …
+        yield(%c)               written side by side, along dim 0, into y
+
+    cuts      where each operand is cut, None if each chunk needs the whole
+    joins     the dim along which each result is joined, None for what is the same in all chunks
+    sources   of each result the operands that a graph of it may come from; absent: all
+    orders    of each result the dims in the order of memory, which a chunk of one point does not
+              tell; absent: in that of their numbers
+    updated   operands that the first run only writes: not saved, nor there when it runs again
+    counters  operands that each run writes, and which have no gradient
+    again     the second block is the one that runs again
+    kept      so many chunks, the last ones, keep what their gradients read, and are not run again;
+              the backward pass takes them first, so that this is gone when the others run again
+    products  so many values, which the first block yields after the results, are kept of each of
+              the other chunks; the last block takes them as its last arguments (see `recalled`)
+    end       the result that a product gives at last: its gradient does not read it, so that the
+              last block takes a stand-in
+    unread    the forms of the results, whose values nobody asks for, and what is no tensor: only
+              the backward pass is run
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from lowtide.execute.cut import Cut, Form, Plain, Span, form_of, order_of
+from lowtide.execute.operand_gradients import Gradients
+from lowtide.ir.core import Op
+from lowtide.torch_private import torch_state
+
+Tensor = torch.Tensor
+RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A chunk that ran with gradients: where it began, and the ends of its graph by result."""
+
+    starts: list[Any]
+    ends: list[GradientEdge | None]
+
+
+class Chunks:
+    """See the module's text."""
+
+    def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
+        """`shown`: so many chunks of it are rehearsed, for all."""
+        self.run = runs[0]
+        self.run_again = runs[1 if "again" in op.attrs else 0]
+        self.run_recalled = runs[-1]
+        self.results = len(op.results)
+        self.products = cast("int", op.attrs.get("products", 0))
+        self.chunks = cast("int", op.attrs["chunks"])
+        self.kept_chunks = cast("int", op.attrs.get("kept", 0))
+        self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
+        self.joins = cast("Sequence[int | None]", op.attrs["joins"])
+        everything = tuple(range(len(op.operands)))
+        self.sources = cast(
+            "Sequence[Sequence[int]]", op.attrs.get("sources", (everything,) * len(op.results))
+        )
+        self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
+        self.counters = cast("Sequence[int]", op.attrs.get("counters", ()))
+        self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
+        self.end = cast("int | None", op.attrs.get("end"))
+        self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
+        # it writes over what PyTorch saves in it: copies are saved
+        self.saving = _copies_saved if op.attrs.get("overwrites") else contextlib.nullcontext
+        self.shown = shown
+        self.keeps = False  # whether there will be a backward pass
+        self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
+        self._recorded: dict[int, Recorded] = {}  # by the chunk's start
+        self._products: dict[int, list[Tensor]] = {}  # the same
+
+    @property
+    def is_unread(self) -> bool:
+        """Does nobody ask for the values of the results?"""
+        return self.unread is not None and any(self.carrying)
+
+    def stand_ins(self, values: Sequence[Any]) -> list[Any]:
+        """Results without memory, whose graph is all that is asked for; others as they are."""
+        device = next(v.device for v in values if isinstance(v, Tensor))
+        return [f.stand_in(device) if isinstance(f, Form) else f.value for f in self.unread or ()]
+
+    def forward(self, values: list[Any]) -> list[Any]:
+        """The results; `values` is used up where there is only one chunk."""
+        if self.chunks == 1:
+            return self._made(values, Span(0, 1, 1))
+        results: list[Any] = []
+        for span in self.spans(values):
+            parts = self.parts(values, span)
+            records = self.keeps and span.is_kept
+            made = self._record(parts, span) if records else self._made(parts, span)
+            self.join(results, made, self.joins, span)
+            del parts, made  # or the next chunk would run beside them
+        return results
+
+    def _made(self, parts: list[Any], span: Span) -> list[Any]:
+        """The results of a chunk that is run again, if at all; keeps those of products."""
+        made = self.run(parts)
+        products = made[self.results :]
+        if self.keeps and products:
+            unseen = [torch.empty_like(x) for _ in range(span.unseen) for x in products]
+            self._products[span.start] = products + unseen
+        return made[: self.results]
+
+    def _record(self, parts: Sequence[Any], span: Span) -> list[Any]:
+        """The results of a chunk that is not run again."""
+        starts = started(parts, self.carrying)
+        with torch.enable_grad():
+            results = self.run(list(starts))[: self.results]
+        self._recorded[span.start] = Recorded(starts, _ends(results))
+        return [r.detach() if isinstance(r, Tensor) else r for r in results]
+
+    def kept(self) -> list[Tensor]:
+        """What the backward pass needs besides the operands."""
+        return []
+
+    def gradients(
+        self,
+        values: Sequence[Any],
+        kept: Sequence[Tensor],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        free: Sequence[int] = (),
+        spent: Sequence[int] = (),
+    ) -> list[Tensor | None]:
+        """Gradients of the operands: of one that is cut part by part, of a whole one as a sum.
+        `free`, `spent`: cotangents and operands that nobody else has, and needs again, over which
+        they may be written."""
+        del kept
+        over = self._over(values, wanted, cotangents, free, spent)
+        found = Gradients(values, over, cotangents)
+        for span in reversed(list(self.spans(values))):
+            given = self.cotangents(cotangents, span)
+            known = self._recorded.pop(span.start, None)
+            if known is not None:
+                rows = gradients_of(known.ends, known.starts, wanted, given, again=False)
+                del known
+            else:
+                products = self._products.pop(span.start, [])
+                parts = self.parts(values, span)
+                rows = self.chunk_gradients(parts, wanted, given, products)
+            found.add(rows, self.cuts, span)
+            del rows  # as above
+        return found.rows
+
+    def _over(
+        self,
+        values: Sequence[Any],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        free: Sequence[int],
+        spent: Sequence[int],
+    ) -> dict[int, Tensor]:
+        """For operands that are cut, cotangents that are cut and lie as they do, or the operands
+        themselves: where a chunk's part of these was its gradient may be."""
+        found: dict[int, Tensor] = {}
+        left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
+        for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
+            if not is_wanted or cut is None or not cut.parts_all(v, extent):
+                continue
+            for j in left:
+                c = cotangents[j]
+                if c is not None and self.joins[j] == cut.dim and _lie_alike(c, v):
+                    found[k] = c
+                    left.remove(j)
+                    break
+            else:
+                if self.chunks > 1 and k in spent:
+                    found[k] = v
+        return found
+
+    def differentiable(
+        self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """As one chunk, so that the gradients can be differentiated, or taken under a transform."""
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+            results = self.run_again(list(starts))[: self.results]
+        return gradients_of(results, starts, wanted, cotangents, again=again)
+
+    def chunk_gradients(
+        self,
+        parts: Sequence[Any],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        products: list[Tensor] | None = None,
+    ) -> list[Tensor | None]:
+        """Runs one chunk again, and back. `products`: what was kept of it, if anything was; what is
+        used of them is taken out."""
+        starts = started(parts, wanted)
+        given, run = list(starts), self.run_again
+        if products:
+            given += products[: self.products]
+            del products[: self.products]
+            run = self.run_recalled
+        elif self.end is not None and (g := cotangents[self.end]) is not None:
+            given.append(form_of(g).stand_in(g.device))
+            run = self.run_recalled
+        with torch.enable_grad(), self.saving():
+            ends = _ends(run(given)[: self.results])
+        return gradients_of(ends, starts, wanted, cotangents, again=False)
+
+    def extent(self, values: Sequence[Any]) -> int:
+        """How many points the axis has."""
+        cut = zip(values, self.cuts, strict=True)
+        return next((v.shape[c.dim] for v, c in cut if c is not None and v is not None), 1)
+
+    def spans(self, values: Sequence[Any]) -> Iterator[Span]:
+        """Each chunk; sizes differ by one at most, the larger ones come first: no chunk takes more
+        than those that a plan is made from, the first alone and the next beside all results."""
+        extent = self.extent(values)
+        count = min(self.chunks, extent)
+        kept = count - min(self.kept_chunks, count - 1)
+        shown = kept if self.shown is None else min(self.shown, kept)
+        size, larger = divmod(extent, count)
+        for k in (*range(shown), *range(kept, count)):
+            start = k * size + min(k, larger)
+            unseen = 0 if k else kept - shown  # of the one that goes back last: all wait for it
+            yield Span(start, size + (k < larger), extent, k >= kept, unseen)
+
+    def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
+        """What a chunk sees of each operand. None: what is updated, in the backward pass."""
+        return [
+            v if c is None or v is None else c.of(v, span.start, span.size)
+            for v, c in zip(values, self.cuts, strict=True)
+        ]
+
+    def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
+        """What a chunk gets of the cotangents of the results."""
+        return [
+            None if c is None else _given(c, d, span)
+            for c, d in zip(whole, self.joins, strict=True)
+        ]
+
+    def join(
+        self, results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
+    ) -> None:
+        """Writes the results of a chunk into those of all; `results` is empty at the first."""
+        if not results:
+            rows = zip(part, joins, self._orders(part, joins), strict=True)
+            results += [_room(r, d, span, order) for r, d, order in rows]
+        for whole, r, d in zip(results, part, joins, strict=True):
+            if d is not None:
+                _joined(whole, d, span).copy_(r)
+
+    def _orders(
+        self, part: Sequence[Any], joins: Sequence[int | None]
+    ) -> Sequence[Sequence[int] | None]:
+        """Of the dims of each result; None where the first chunk tells."""
+        orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
+        rows = zip(part, joins, orders, strict=True)
+        return [
+            order if order is not None and d is not None and _may_lie(r, d, order) else None
+            for r, d, order in rows
+        ]
+
+
+def _copies_saved() -> contextlib.AbstractContextManager[None]:
+    """While ops run, what they save are copies."""
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
+
+
+def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """The operands of a chunk as the beginnings of a graph of its own."""
+    starts = [
+        p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
+        for p, w in zip(parts, wanted, strict=True)
+    ]
+    if not torch_state.autocast_on():
+        return starts
+    with torch.enable_grad():  # of leaves it would keep the casts of all chunks until it ends
+        return [s.view_as(s) if carries_gradient(s) else s for s in starts]
+
+
+def _ends(results: Sequence[Any]) -> list[GradientEdge | None]:
+    return [get_gradient_edge(r) if carries_gradient(r) else None for r in results]
+
+
+def carries_gradient(value: Any) -> bool:
+    """Is it a tensor with a graph behind it?"""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def gradients_of(
+    results: Sequence[Any],
+    starts: Sequence[Any],
+    wanted: Sequence[bool],
+    cotangents: Sequence[Tensor | None],
+    *,
+    again: bool,
+) -> list[Tensor | None]:
+    """The gradient of each operand that is wanted; `again`: with a graph of their own. `results`:
+    tensors, or the ends of their graph."""
+    rows = [
+        (r, c)
+        for r, c in zip(results, cotangents, strict=True)
+        if c is not None and (isinstance(r, GradientEdge) or carries_gradient(r))
+    ]
+    chosen = [s for s, w in zip(starts, wanted, strict=True) if w]
+    if not rows or not chosen:
+        return [None] * len(starts)
+    outputs, given = [r for r, _ in rows], [c for _, c in rows]
+    del results
+    found = iter(torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again))
+    return [next(found) if w else None for w in wanted]
+
+
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+def _may_lie(part: Tensor, dim: int, order: Sequence[int]) -> bool:
+    """Is it one point along `dim`, which may be at any place in the order of the dims?"""
+    told = [d for d in order_of(part) if part.shape[d] > 1]
+    return part.shape[dim] == 1 and told == [d for d in order if part.shape[d] > 1]
+
+
+def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:
+    """What a chunk gets of it; of a result that is the same in all chunks, the first gets it."""
+    if dim is None:
+        return None if span.start else cotangent
+    return _joined(cotangent, dim, span)
+
+
+def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
+    """The part of a result that a chunk makes: `cat` of two rows a point has twice its size."""
+    times = whole.shape[dim] // span.extent
+    return whole.narrow(dim, span.start * times, span.size * times)
+
+
+def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
+    """Memory for all chunks of a result, its dims in this order, or as the first one has them."""
+    if dim is None:
+        return part
+    order = order or order_of(part)
+    extent = span.extent * (part.shape[dim] // span.size)
+    shape = [extent if d == dim else part.shape[d] for d in order]
+    whole = torch.empty(shape, dtype=part.dtype, device=part.device)
+    return whole.permute([order.index(d) for d in range(part.dim())])

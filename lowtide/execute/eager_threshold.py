@@ -1,0 +1,43 @@
+"""Regions in the step of a loop that the driver runs, so little that PyTorch is sooner done.
+
+In: a region's ops as they were followed. Out: whether they are few, and the bytes of all they make.
+
+    for i in range(n):
+        s = s + x[i]            one op of one element: PyTorch takes 5 µs with its gradient
+
+To record a kernel's gradient and to run that takes as long as six of PyTorch's ops on few elements,
+and what is fused there saves next to no memory. Without gradients a launch takes no longer than two
+ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op
+from lowtide.specialise.abstract import Abs
+from lowtide.texpr.build import Val
+from lowtide.texpr.index import Index, as_index, product
+
+LITTLE_BYTES: Final = 1 << 15
+WHY: Final = "so little in each step that recording a kernel would take longer"
+_FEW: Final = 4
+_SIMPLE: Final = ("pointwise", "reduction", "contraction", "view", "copy", "factory")
+_ASKS: Final = ("size",)
+
+
+def are_few(ops: Sequence[Op]) -> bool:
+    """Are they so few that PyTorch is as quick where there are few elements?"""
+    work = [
+        op for op in ops if op.name.startswith("torch.") and not opdefs.has_kind(op.name, _ASKS)
+    ]
+    is_simple = all(opdefs.has_kind(op.name, _SIMPLE) for op in work)
+    return is_simple and len(work) <= _FEW and not any(op.blocks for op in ops)
+
+
+def bytes_of(values: Iterable[Abs]) -> Index:
+    """What the tensors among them take."""
+    tensors = [v.value for v in values if isinstance(v.value, Val)]
+    return sum((product(x.shape) * x.dtype.itemsize for x in tensors), as_index(0))

@@ -1,0 +1,75 @@
+"""The key under which a call is looked up, by a function made for the kinds of its live-ins.
+
+In: the Python types of the live-ins. Out: a function that gives what `signature.exact_key` gives
+for such values, without asking each what it is; None for kinds that are looked into (lists, …).
+
+    (Tensor, int)  →  def key(values):
+                          a, b, = values
+                          if not a.is_cpu or a.layout is not strided or …:
+                              return exact(values)
+                          return (default_dtype(), settings().interpret_blocks, a.dtype, a.shape,
+                                  a.is_contiguous() or a.stride(),
+                                  a.requires_grad and grad_on(), int, b,)
+
+Always holds: the key equals that of `exact_key`, which decides wherever a tensor is special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from lowtide import config
+from lowtide.specialise.signature import PLAIN_TYPES, TENSOR_TYPES, exact_key
+
+Key = tuple[Any, ...]
+KeyOf = Callable[[Sequence[Any]], Key]
+
+_settings = config.current
+_default_dtype = torch.get_default_dtype
+_SPECIAL: Final = (
+    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}._is_zerotensor() "
+    "or {0}.is_nested"
+)
+
+
+def whole_key(values: Sequence[Any], floats: bool) -> Key:
+    """The key of a call; `floats`: the values of floats count. Raises Ineligible."""
+    return tuple(exact_key(values, [_default_dtype(), _settings().interpret_blocks], floats))
+
+
+def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
+    """The function that gives the key of values of exactly these types; see `whole_key`."""
+    names = [f"v{k}" for k in range(len(kinds))]
+    known: dict[str, Any] = {
+        "strided": torch.strided,
+        "grad_on": torch.is_grad_enabled,
+        "default_dtype": _default_dtype,
+        "settings": _settings,
+        "exact": lambda values: whole_key(values, floats),  # pyright: ignore[reportUnknownArgumentType]
+    }
+    parts, special = ["default_dtype()", "settings().interpret_blocks"], list[str]()
+    for name, kind in zip(names, kinds, strict=True):
+        known[f"t_{name}"] = kind
+        if kind in TENSOR_TYPES:
+            special.append(_SPECIAL.format(name))
+            parts += [
+                f"{name}.dtype",
+                f"{name}.shape",
+                f"{name}.is_contiguous() or {name}.stride()",
+                f"{name}.requires_grad and grad_on()",
+            ]
+        elif kind is float:
+            parts += [f"t_{name}", *([f"{name}.hex()"] if floats else [])]
+        elif kind is int or kind in PLAIN_TYPES:
+            parts += [f"t_{name}", name]
+        else:
+            return None
+    lines = ["def key(values):"]
+    lines += [f"    {', '.join(names)}, = values"] if names else []
+    lines += [f"    if {' or '.join(special)}: return exact(values)"] if special else []
+    lines += [f"    return ({', '.join(parts)},)"]
+    exec("\n".join(lines), known)
+    return known["key"]

@@ -1,0 +1,119 @@
+"""A loop done in stretches of its steps: what each step leaves behind is kept for one stretch only.
+
+In: an op `section` whose first operand is the number of steps and whose next ones are carried, the
+values of its operands, what runs its block. Out: its results: what is carried last, then the rest.
+
+    %h, %ys = section(%n, %h0, %x, %w) {chunks=4, carried=1,
+                                        cuts=(None, None, Cut(dim=0), None), joins=(None, 0)}
+      block(%first, %size, %h, %x, %w):      steps [first, first + size) from h on, x cut to them
+        ...
+        yield(%h', %ys)
+
+In the forward pass of training, h at the start of each stretch is kept, [stretches, *h], and the
+state of the generator of random numbers; the backward pass goes through the stretches from the last
+to the first, each run again from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from lowtide.execute.chunks import Chunks, RunBlock, Tensor, gradients_of
+from lowtide.execute.cut import Span
+from lowtide.execute.generators import Generators
+from lowtide.execute.operand_gradients import Gradients
+from lowtide.ir.core import Op
+
+
+class Stretches(Chunks):
+    """See the module's text."""
+
+    def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
+        super().__init__(op, runs, shown)
+        count = cast("int", op.attrs["carried"])
+        self.carried = slice(1, 1 + count)  # operands
+        self.last = slice(0, count)  # results
+        self._starts: list[Tensor] = []
+        self._random: list[Generators] = []  # at the start of each stretch
+
+    def extent(self, values: Sequence[Any]) -> int:
+        """The number of steps."""
+        return cast("int", values[0])
+
+    def forward(self, values: list[Any]) -> list[Any]:
+        """The results, stretch after stretch."""
+        results: list[Any] = []
+        joins = self.joins[self.last.stop :]
+        carried: list[Any] = values[self.carried]
+        for k, span in enumerate(self.spans(values)):
+            if self.keeps:
+                self._keep(k, carried, span)
+                self._random[k] = Generators.of(values)
+            found = self.run(self._given(values, carried, span))
+            carried = found[self.last]
+            self.join(results, found[self.last.stop :], joins, span)
+            del found  # or the next stretch would run beside it
+        return [*carried, *results]
+
+    def kept(self) -> list[Tensor]:
+        """What is carried into each stretch but the first."""
+        kept, self._starts = self._starts, []
+        return kept
+
+    def gradients(
+        self,
+        values: Sequence[Any],
+        kept: Sequence[Tensor],
+        wanted: Sequence[bool],
+        cotangents: Sequence[Tensor | None],
+        free: Sequence[int] = (),
+        spent: Sequence[int] = (),
+    ) -> list[Tensor | None]:
+        """Gradients of the operands, from the last stretch back to the first."""
+        del free, spent
+        found = Gradients(values, {}, cotangents)
+        carried = list(cotangents[self.last])
+        for k, span in reversed(list(enumerate(self.spans(values)))):
+            start = [x[k - 1] for x in kept] if k else values[self.carried]
+            asked = list(wanted)
+            if k:
+                asked[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]
+            given = [*carried, *self.cotangents(cotangents, span)[self.last.stop :]]
+            self._random[k].set()
+            parts = self._given(values, start, span)
+            # the first two arguments of the block are numbers, the operands have one
+            rows = self.chunk_gradients(parts, [False, *asked], given)[1:]
+            carried = rows[self.carried]
+            if k:
+                rows[self.carried] = [None] * len(carried)
+            found.add(rows, self.cuts, span, carried)
+            del rows, given, parts, start  # as above
+        return found.rows
+
+    def differentiable(
+        self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """As one stretch, see `Chunks`."""
+        again = torch.is_grad_enabled()
+        steps = self.extent(values)
+        with torch.enable_grad():
+            starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
+            given = self._given(starts, starts[self.carried], Span(0, steps, steps))
+            results = self.run(given)
+        return gradients_of(results, starts, wanted, cotangents, again=again)
+
+    def _given(self, values: Sequence[Any], carried: Sequence[Any], span: Span) -> list[Any]:
+        """The arguments of the block."""
+        parts = self.parts(values, span)
+        return [span.start, span.size, *carried, *parts[self.carried.stop :]]
+
+    def _keep(self, k: int, carried: Sequence[Tensor], span: Span) -> None:
+        if k == 0:
+            count = min(self.chunks, span.extent)
+            self._starts = [x.new_empty((count - 1, *x.shape)) for x in carried if count > 1]
+            self._random = [Generators.of(carried) for _ in range(count)]
+        for whole, x in zip(self._starts, carried, strict=True) if k else ():
+            whole[k - 1].copy_(x)

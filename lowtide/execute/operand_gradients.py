@@ -1,0 +1,106 @@
+"""Gradients of a section's operands, put together of what its chunks give.
+
+In: for each chunk, the gradient of each operand's part. Out: a gradient for each operand.
+
+    x cut along 0, chunks from the last      w whole
+    x.grad[2k:3k] = …                        w.grad = …
+    x.grad[k:2k] = …                         w.grad += …
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.execute.candidate import storage_of
+from lowtide.execute.cut import Cut, Span
+from lowtide.memory.layouts import is_packed
+
+Tensor = torch.Tensor
+
+
+class Gradients:
+    """Gradients of operands, as sums over chunks. `over`: cotangents, by the operand whose gradient
+    is written into their memory, each chunk when it is done with its part; `cotangents`: all."""
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        over: Mapping[int, Tensor],
+        cotangents: Sequence[Tensor | None],
+    ) -> None:
+        self.rows: list[Tensor | None] = [None] * len(values)
+        self._values = values
+        self._over = over
+        self._written = {storage_of(x) for x in self._over.values()}
+        self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
+        self._others = set(_storages([*values, *cotangents]))
+        self._is_first = True
+
+    def add(
+        self,
+        found: Sequence[Tensor | None],
+        cuts: Sequence[Cut | None],
+        span: Span,
+        carried: Sequence[Tensor | None] = (),
+    ) -> None:
+        """What a chunk gives: a part of a gradient, or something for all of it. `carried`: what it
+        gives to the next one."""
+        apart = [
+            g.clone() if g is not None and storage_of(g) in self._written else g for g in found
+        ]
+        uses = Counter(_storages([*apart, *carried]))
+        for k, (g, cut) in enumerate(zip(apart, cuts, strict=True)):
+            if cut is not None:
+                self._add_part(k, g, cut, span, uses)
+            elif g is not None:
+                self._add_whole(k, g, uses)
+        self._is_first = False
+
+    def _add_whole(self, k: int, g: Tensor, uses: Counter[int]) -> None:
+        whole = self.rows[k]
+        if whole is None:
+            self.rows[k] = g
+            if self._is_own(g, uses):
+                self._own.add(k)
+        elif k in self._own:
+            whole.add_(g)
+        else:
+            self.rows[k] = whole + g
+            self._own.add(k)
+
+    def _is_own(self, g: Tensor, uses: Counter[int]) -> bool:
+        """Whether it is nothing else, too, and may be added to."""
+        if g.layout is not torch.strided or not is_packed(g):
+            return False
+        storage = storage_of(g)
+        return uses[storage] == 1 and storage not in self._others
+
+    def _add_part(self, k: int, g: Tensor | None, cut: Cut, span: Span, uses: Counter[int]) -> None:
+        whole = self.rows[k]
+        if whole is None:
+            if g is None:
+                return
+            if g.shape == self._values[k].shape:
+                self._add_whole(k, g, uses)
+                return
+            whole = self.rows[k] = self._room(k, cut, span)
+        part = cut.of(whole, span.start, span.size)
+        if cut.parts_all(whole, span.extent):
+            part.copy_(g) if g is not None else part.zero_()
+        elif g is not None:
+            part.add_(g)
+
+    def _room(self, k: int, cut: Cut, span: Span) -> Tensor:
+        """Memory for a gradient, zeros unless it lies over what is done with."""
+        like, over = self._values[k], self._over.get(k)
+        if over is None or not self._is_first or not cut.parts_all(like, span.extent):
+            return torch.zeros_like(like)
+        return over.data
+
+
+def _storages(values: Iterable[Any]) -> list[int]:
+    return [storage_of(x) for x in values if isinstance(x, Tensor) and x.layout is torch.strided]

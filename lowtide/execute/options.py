@@ -1,0 +1,35 @@
+"""What a user asks for beside the program: `budget` and `tune`, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowtide.errors import LowtideError
+from lowtide.execute.backend import Tiles
+from lowtide.memory.sizes import budget_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`budget_bytes`: what one call may allocate at its peak. `tune`: measure several schedules."""
+
+    budget_bytes: int | None = None
+    tune: bool = False
+
+    @property
+    def tiles(self) -> Tiles:
+        """How kernels choose theirs."""
+        return "fastest" if self.tune else "usual"
+
+    def given(self) -> dict[str, object]:
+        """What was asked for, by the user's names."""
+        found = {"budget": self.budget_bytes, "tune": self.tune}
+        return {name: value for name, value in found.items() if value}
+
+
+def options_of(budget: object, tune: object) -> Options:
+    """The options by these arguments; raises LowtideError for what makes no sense."""
+    if not isinstance(tune, bool):
+        raise LowtideError(f"tune={tune!r} is neither True nor False")
+    most = None if budget is None else budget_bytes(budget)
+    return Options(budget_bytes=most, tune=tune)

@@ -1,0 +1,110 @@
+"""Backward passes of a region, one after the other, where its outputs have nothing in common.
+
+In: what a region saved, and the cotangents that a backward pass has brought. Out: the same, for as
+long as eager PyTorch would have it: a backward pass lets go of what it needed, no more.
+
+    p, q = (a * a).sum(), b.exp().sum()      one region, two parts
+    p.backward()                             reads a; what was saved for q stays
+    q.backward()                             reads b
+    q.backward()                             PyTorch's error
+
+Two outputs are of one part if the backward pass of both goes through a value whose slope depends on
+data: there PyTorch saves something, and lets go of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import Differentiation, cotangent_name, given_name
+from lowtide.texpr.expr import Program
+from lowtide.torch_private import torch_state
+
+Part = frozenset[int]  # outputs, by position
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is left for the parts that no backward pass has gone through, and how often each tensor
+    had been changed in place when that was decided."""
+
+    parts: frozenset[Part]
+    tensors: Mapping[str, torch.Tensor]
+    versions: Mapping[str, int]
+
+
+def parts_of(program: Program, diff: Differentiation) -> frozenset[Part]:
+    """The parts of the outputs that carry gradients."""
+    carrying = [k for k, n in enumerate(program.results) if diff.carries(n)]
+    parts: list[tuple[set[int], set[str]]] = []
+    for k in carrying:
+        outputs, values = {k}, _with_data(program, diff, program.results[k])
+        for part in [p for p in parts if not values.isdisjoint(p[1])]:
+            parts.remove(part)
+            outputs |= part[0]
+            values |= part[1]
+        parts.append((outputs, values))
+    return frozenset(frozenset(outputs) for outputs, _ in parts)
+
+
+def _with_data(program: Program, diff: Differentiation, output: str) -> set[str]:
+    """Values that a gradient of the output goes through, and whose slope depends on data."""
+    found, seen, todo = set[str](), set[str](), [output]
+    while todo:
+        name = todo.pop()
+        if name in seen or not diff.carries(name):
+            continue
+        seen.add(name)
+        if (y := program.delays.get(name)) is not None:
+            found.add(name)
+            todo += [y.source, y.init]
+        pulled = diff.pulled(name)
+        if pulled is None:
+            continue
+        own = {cotangent_name(name), given_name(name)}
+        if any(x.source not in own for e in pulled.loads.values() for x in ex.loads(e)):
+            found.add(name)
+        d = diff.defs[name]
+        todo += [d.adds_to or name, *(load.source for load in ex.loads(d.expr))]
+    return found
+
+
+def kept_for(
+    ctx: Any,
+    left: Kept | None,
+    parts: frozenset[Part],
+    names: Sequence[str],
+    cotangents: Sequence[object],
+    reads: Callable[[frozenset[Part]], frozenset[str]],
+) -> tuple[Sequence[Any], Kept | None]:
+    """(what was saved, by position in `names`; what is left of it). `left`: of the backward pass
+    before this one; `reads`: what the backward pass of parts reads. Raises as PyTorch does."""
+    if len(parts) < 2:
+        return ctx.saved_tensors, None
+    now = frozenset(p for p in parts if any(cotangents[k] is not None for k in p))
+    if left is None or not now <= left.parts:
+        saved, left = ctx.saved_tensors, None  # raises if it is gone
+    else:
+        _check(left)
+        saved = [left.tensors.get(n) for n in names]
+    if torch_state.keeps_graph():
+        return saved, left
+    rest = (parts if left is None else left.parts) - now
+    needed = reads(rest) if rest else frozenset[str]()
+    tensors = {n: x for n, x in zip(names, saved, strict=True) if n in needed and x is not None}
+    return saved, Kept(rest, tensors, {n: x._version for n, x in tensors.items()})
+
+
+def _check(left: Kept) -> None:
+    for name, x in left.tensors.items():
+        if x._version != left.versions[name]:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: [{x.type()} {list(x.shape)}] is at version {x._version}; "
+                f"expected version {left.versions[name]} instead"
+            )

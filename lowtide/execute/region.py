@@ -1,0 +1,539 @@
+"""A region: the ops of a block from one position on, and the kernels compiled for them.
+
+In: the live-ins of a call. Out: an `Entry`, ready to run. The region looks in two caches, first by
+exact sizes (one dict look-up), then by signature. If both miss, it specialises and compiles.
+
+    exact:    (f32, (1000, 4), (4, 1), ...)  ->  Entry(run, z=[1000], sizes=[1000])
+    classes:  (f32, 's0', '4', ...)          ->  Specialisation, or Split(s0 - 101 >= 0 ? ... : ...)
+
+Always holds: look-ups take no lock; whatever changes the caches does so under the region's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from lowtide import compiler
+from lowtide.diagnostics import debug, stats
+from lowtide.diagnostics.faults import survive
+from lowtide.errors import LowtideError
+from lowtide.execute import backend, eager_threshold, host_code, reuse
+from lowtide.execute.autograd_function import (
+    EagerRegion,
+    Launch,
+    Recorder,
+    eager_region,
+    item,
+    launched,
+)
+from lowtide.execute.backend import Tiles
+from lowtide.execute.differences import Facts, differences, signature_facts
+from lowtide.execute.gradient import Gradient
+from lowtide.execute.host_code import HostCode
+from lowtide.execute.keys import KeyOf, key_function, whole_key
+from lowtide.execute.output_orders import ViewFails, asks_layouts, is_plain, orders_of
+from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
+from lowtide.execute.specialisations import Dying, Entry, Node, Specialisation, Split
+from lowtide.execute.unsaved import unsaved
+from lowtide.ir.core import Block, Value, walk
+from lowtide.specialise.abstract import Abs
+from lowtide.specialise.region_boundaries import adds_at_places
+from lowtide.specialise.signature import CPU, Binding, Levels, Spot, escalated, with_varying
+from lowtide.specialise.specialise import NeedFloats, NeedGuard, Trace
+from lowtide.texpr.build import NeedConst, Unsupported, symbols
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.orders import Order
+from lowtide.texpr.sizes import evaluate
+from lowtide.torch_private import torch_state
+
+MAX_EXACT: Final = 4096  # sizes remembered before the first cache starts anew
+MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch
+_MAX_ATTEMPTS: Final = 200
+
+_default_dtype = torch.get_default_dtype
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Way:
+    """To where a specialisation is, or belongs: on the side of `parent` that `assumed` tells."""
+
+    key: tuple[Any, ...]
+    found: Specialisation | None = None
+    parent: Split | None = None
+    assumed: dict[Index, bool] = field(default_factory=dict[Index, bool])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Region:
+    """See the module's text. `end` is the first op that ends every trace, or begins another one,
+    `is_parted`, as what is before it is a tensor of PyTorch's graph; `live_at[k]` are the values
+    that ops from k on use; `statistics`: what norms in training may write; `lent`: what the caller
+    may write into; `returned`: what he may get a part of; `shown` is what the user calls captured
+    values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop that the driver
+    runs."""
+
+    block: Block
+    start: int
+    end: int
+    live_ins: list[Value]
+    live_at: Sequence[set[Value]]
+    mutates: bool
+    changed: frozenset[Value]
+    statistics: frozenset[Value]
+    lent: frozenset[Value]
+    returned: frozenset[Value]
+    name: str
+    is_parted: bool = False
+    exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
+    keys: dict[tuple[type, ...], KeyOf | None] = field(
+        default_factory=dict[tuple[type, ...], "KeyOf | None"]
+    )
+    classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
+    levels: Levels = field(default_factory=Levels)
+    small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
+    floats_constant: bool = False
+    tiles: Tiles = "usual"
+    is_repeated: bool = False
+    count: int = 0
+    owned: frozenset[Value] = frozenset()
+    shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
+    history: list[Facts] = field(default_factory=list[Facts])
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    adds: bool = field(init=False)  # at places that are data, in an order that a flag decides
+
+    def __post_init__(self) -> None:
+        self.adds = any(
+            adds_at_places(inner)
+            for op in self.block.ops[self.start : self.end]
+            for inner in (op, *(o for block in op.blocks for o in walk(block)))
+        )
+
+    def find(self, values: Sequence[Any]) -> Entry:
+        """The entry for these live-ins; raises Ineligible."""
+        kinds = tuple(map(type, values))
+        try:
+            key_of = self.keys[kinds]
+        except KeyError:
+            key_of = self._new_key(kinds)
+        key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
+        key = (*torch_state.surroundings(self.adds), *key)
+        return self.exact.get(key) or self._miss(values, key)
+
+    def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
+        with self.lock:
+            if len(self.keys) >= MAX_EXACT:
+                self.keys.clear()
+            return self.keys.setdefault(kinds, key_function(kinds, self.floats_constant))
+
+    def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
+        with self.lock:
+            entry = self.resolve(values)
+            spec = entry.spec
+            if spec.host is not None and not entry.eager:
+                try:
+                    entry.run = self._runner(spec, entry)
+                    entry.dying = self.dying(entry)
+                except LowtideError:
+                    raise
+                except Exception as error:
+                    spec.eager = entry.eager = survive(error, f"{self.name}: code generation")
+            if len(self.exact) >= MAX_EXACT:
+                self.exact.clear()
+            if self.floats_constant:  # perhaps only since this call
+                key = (*torch_state.surroundings(self.adds), *whole_key(values, True))
+            self.exact[key] = entry
+            return entry
+
+    def _runner(self, spec: Specialisation, entry: Entry) -> Callable[..., tuple[Any, ...]]:
+        if spec.run is None:
+            assert spec.host is not None
+            spec.run = spec.host.bind(self._callable(spec, entry))
+        return spec.run
+
+    def dying(self, entry: Entry) -> Dying | None:
+        """Operands that end with the region and that its kernels may write over; of an entry whose
+        `executable` is there."""
+        outer = frozenset(self.block.terminator.operands) if self.owned else frozenset[Value]()
+        return reuse.dying(entry.spec, entry, self.live_ins, self.owned, outer)
+
+    def run_for(self, entry: Entry, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+        """What runs the kernels on these live-ins: with results in the place of those that nobody
+        else has. `values` is all that has them, beside the environment that they are of."""
+        run, spec = entry.run, entry.spec
+        assert run is not None
+        if entry.dying is None or not (alone := entry.dying.alone(values)):
+            return run
+        taken = spec.executable.over_inputs(alone)
+        key = tuple(taken.items())
+        found = spec.over.get(key)
+        if found is None:
+            with self.lock:
+                assert spec.host is not None
+                made = self.recording(spec, spec.executable.taking(taken), launched)
+                found = spec.over.setdefault(key, spec.host.bind(made))
+        return found
+
+    def _callable(self, spec: Specialisation, entry: Entry) -> Any:
+        executable = self.executable(spec, entry)
+        if executable is not None:
+            executable.write()
+        return self.recording(spec, executable, launched)
+
+    def recording(self, spec: Specialisation, executable: Any, launch: Launch) -> Any:
+        """What runs the kernels, and records them where outputs carry gradients."""
+        if spec.gradient is None or spec.again is None:
+            return executable
+        live = {v: k for k, v in enumerate(self.live_ins)}
+        changed = {live[v] for v in self.changed if v in live}
+        copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
+        return Recorder(executable, spec.gradient, spec.again, spec.places, copies, launch)
+
+    def executable(self, spec: Specialisation, entry: Entry) -> Any:
+        """The compiled kernels of a specialisation, None where it needs none."""
+        host = spec.host
+        if host is None or host.is_empty:
+            return None
+        with self.lock:
+            if spec.executable is None:
+                hints = dict(zip(host.symbols, entry.sizes, strict=True))
+                stats.count("compiles")
+                program = host.program if spec.gradient is None else spec.gradient.record(hints)
+                compile_program = functools.partial(
+                    backend.compile_program,
+                    program,
+                    symbols=host.symbols,
+                    scalars=host.scalars,
+                    hints=hints,
+                    machine=spec.machine,
+                    tiles=self.tiles,
+                )
+                spec.executable = debug.planned(self.name, compile_program, hints)
+                spec.suits = evaluate(spec.room, hints)
+            return spec.executable
+
+    # -- the second cache --
+
+    def resolve(self, values: Sequence[Any], device: torch.device = CPU) -> Entry:
+        """The entry for these live-ins (meta tensors too, which stand for those of a device), with
+        nothing compiled yet."""
+        with self.lock:
+            while True:
+                binding, spec = self._specialisation(list(values), device)
+                if spec.eager or not spec.advances:
+                    return Entry(spec, [], [], None, spec.eager)
+                entry = self._entry(spec, binding, values)
+                if entry.eager or not self._is_outgrown(entry, binding, values):
+                    return entry
+
+    def _entry(self, spec: Specialisation, binding: Binding, values: Sequence[Any]) -> Entry:
+        host = spec.host
+        assert host is not None
+        z = list(binding.numbers.values())
+        if host.prepare is not None:
+            try:
+                host.prepare(values, z)
+            except Exception as error:
+                return Entry(spec, z, [], None, f"{type(error).__name__} in the user's arithmetic")
+        numbers = dict(zip(host.names, z, strict=True))
+        for a, b, message in host.program.equalities:
+            if evaluate(a, numbers) != evaluate(b, numbers):
+                return Entry(spec, z, [], None, message)
+        entry = Entry(spec, z, [z[k] for k in host.pick], None)
+        if (
+            spec.little is not None
+            and evaluate(spec.little, numbers) <= eager_threshold.LITTLE_BYTES
+        ):
+            entry.eager = eager_threshold.WHY
+        return entry
+
+    def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
+        """Whether the signature is now split, because kernels planned anew take much less, or those
+        there are would hold too much."""
+        spec, host = entry.spec, entry.spec.host
+        if host is None or spec.executable is None or self.count >= MAX_CLASSES:
+            return False
+        sizes = dict(zip(host.symbols, entry.sizes, strict=True))
+        room, plan = evaluate(spec.room, sizes), _plan(spec)
+        wide = plan.too_wide(sizes)
+        if wide is not None and symbols(wide) <= binding.numbers.keys():
+            fresh = self._planned_anew(spec, binding, TOO_WIDE)
+            return self._is_split(binding, Split(wide, yes=fresh, no=spec))
+        if room <= max(GROWN * spec.suits, GROWN_AGAIN * spec.looked):
+            return False
+        if not plan.may_be_outgrown(sizes):
+            spec.looked = room
+            return False
+        fresh = self._planned_anew(spec, binding, OUTGROWN)
+        try:
+            self.executable(fresh, entry)
+            is_worth_it = plan.is_outgrown(_plan(fresh), sizes)
+        except Exception as error:
+            survive(error, f"{self.name}: kernels for larger sizes", "those for smaller ones run")
+            is_worth_it = False
+        if not is_worth_it:
+            spec.suits = room
+            return False
+        return self._is_split(binding, Split(plan.threshold(sizes), yes=fresh, no=spec))
+
+    def _planned_anew(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
+        """The same, without kernels."""
+        assert spec.host is not None
+        again = self._gradient(spec.host, binding)
+        return replace(spec, gradient=again, executable=None, run=None, over={}, differences=(why,))
+
+    def _is_split(self, binding: Binding, split: Split) -> bool:
+        """Puts a split in the place of what is there; True."""
+        self.count += 1
+        self._put(self._way(binding), split)
+        return True
+
+    def _way(self, binding: Binding) -> _Way:
+        """The way to where a specialisation for these live-ins is, or is to be put."""
+        where = (torch_state.surroundings(self.adds), binding.device, binding.machine)
+        way = _Way(key=(_default_dtype(), *where, *binding.key))
+        node = self.classes.get(way.key)
+        while isinstance(node, Split):
+            way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
+            way.assumed[node.index] = holds
+            node = node.yes if holds else node.no
+        way.found = node
+        return way
+
+    def _put(self, way: _Way, node: Node) -> None:
+        if way.parent is None:
+            self.classes[way.key] = node
+        elif way.assumed[way.parent.index]:
+            way.parent.yes = node
+        else:
+            way.parent.no = node
+
+    def _specialisation(
+        self, values: list[Any], device: torch.device
+    ) -> tuple[Binding, Specialisation]:
+        """Found, or made: with more constants, or split further, until the lowering is content."""
+        for _ in range(_MAX_ATTEMPTS):
+            binding = Binding(values, self.levels, self.floats_constant, device)
+            way = self._way(binding)
+            if way.found is not None:
+                return binding, way.found
+            made = self._make(binding, way.assumed, values)
+            if made is None:
+                continue  # the signature has become another
+            self._put(way, made)
+            if isinstance(made, Specialisation):
+                return binding, made
+        fault = AssertionError(f"the signature of {self.name} does not settle")
+        binding = Binding(values, self.levels, self.floats_constant, device)
+        return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
+
+    def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
+        """A specialisation, a split, or None after the levels have been raised."""
+        if self.count >= MAX_CLASSES:
+            return self._eager(f"{MAX_CLASSES} signatures are compiled already")
+        varying = with_varying(self.levels, values, self.small)
+        if varying is not None:  # what is compiled stays as it is
+            self.levels = varying
+            return None
+        floats = {
+            name: item(values, (place.position, *place.path))
+            for name, place in binding.floats.items()
+        }
+        stats.count("traces")
+        try:
+            reach = range(self.start, self.end if self.is_parted else len(self.block.ops))
+            trace = compiler.specialise(
+                self.block, reach, self.live_ins, binding, assumed, floats, self.statistics
+            )
+            return self._specialised(trace, binding, assumed, values)
+        except NeedGuard as need:
+            return Split(need.index)
+        except NeedFloats:
+            self.floats_constant = True
+            self.keys.clear()
+        except NeedConst as need:
+            levels = escalated(self.levels, binding, need.symbols)
+            if levels is None:
+                return self._eager(f"sizes that are known only at run time: {need}")
+            self.levels = levels
+        except Unsupported as why:  # of ops that each could be differentiated by itself
+            return self._eager(str(why))
+        except LowtideError:
+            raise
+        except Exception as error:
+            return self._eager(survive(error, f"{self.name}: lowering"))
+        self.exact.clear()
+        self.classes.clear()
+        return None
+
+    def _specialised(
+        self, trace: Trace, binding: Binding, assumed: dict[Index, bool], values: list[Any]
+    ) -> Specialisation:
+        if trace.misfit:
+            return self._eager(f"shapes do not fit: {trace.reason}")
+        finished = trace.stop == len(self.block.ops)
+        if finished:
+            results = list(self.block.terminator.operands)
+        else:
+            born = trace.env.keys() - set(self.live_ins)
+            alive = self.live_at[trace.stop]
+            results = [v for v in trace.env if v in alive and v in born]
+        host = gradient = again = apart = None
+        if trace.stop > self.start:
+            try:
+                host, orders = self._lying(trace, binding, results, values)
+            except ViewFails as why:
+                return self._eager(f"a view of what lies otherwise: {why.__cause__}")
+            gradient = self._gradient(host, binding)
+            if gradient is None and binding.wanted:
+                host = self._host(trace, binding, results, False, orders)
+            elif gradient is not None:
+                again = self._again(trace, binding, host)
+                if again is None:
+                    return self._eager("gradients of a value from within a branch or a loop")
+                apart = unsaved(again, gradient, binding.tensors, self.live_ins, self.lent, values)
+        self.count += 1
+        stats.count("specialisations")
+        sizes = self._size_names(binding)
+        facts = signature_facts(
+            binding, [self.shown_name(v) for v in self.live_ins], assumed, sizes
+        )
+        earlier, self.history = self.history, [*self.history, facts]
+        return Specialisation(
+            stop=trace.stop,
+            finished=finished,
+            whole=finished and (host is None or host.only_turns or not binding.wanted),
+            reason=trace.reason,
+            loc=trace.loc,
+            results=results,
+            dead=self._dead(trace.stop),
+            ops=trace.ops,
+            size_names=sizes,
+            host=host,
+            gradient=gradient,
+            again=again,
+            places=binding.tensors,
+            unsaved=apart or frozenset(),
+            differences=differences(facts, earlier),
+            machine=binding.machine,
+            room=as_index(0) if host is None else room_bytes(host.program),
+            little=self._little(trace, host, binding),
+        )
+
+    def _little(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
+        """What all values take, if they are few enough for PyTorch to be as quick."""
+        ops = self.block.ops[self.start : max(trace.stop, self.end)]
+        if host is None or not (
+            self.is_repeated and binding.wanted and eager_threshold.are_few(ops)
+        ):
+            return None
+        found = eager_threshold.bytes_of(trace.env.values())
+        return found if symbols(found) <= set(host.names) else None
+
+    def _lying(
+        self, trace: Trace, binding: Binding, results: Sequence[Value], values: list[Any]
+    ) -> tuple[HostCode, Mapping[Abs, Order]]:
+        """The host code, and the orders in which its outputs lie."""
+        records = bool(binding.wanted)
+        host = self._host(trace, binding, results, records)
+        says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
+        plain = not says_how and is_plain(self.block.ops[self.start : trace.stop])
+        if (binding.is_contiguous and plain) or host.is_empty:
+            return host, host_code.NO_ORDERS
+        orders = orders_of(self._again(trace, binding, host), host.outputs, values)
+        return self._host(trace, binding, results, records, orders) if orders else host, orders
+
+    def _again(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
+        stop, kind = trace.stop, binding.device.type
+        return eager_region(self.block, self.start, stop, self.live_ins, trace, host, kind)
+
+    def _host(
+        self,
+        trace: Trace,
+        binding: Binding,
+        results: Sequence[Value],
+        records: bool,
+        orders: Mapping[Abs, Order] = host_code.NO_ORDERS,
+    ) -> HostCode:
+        return host_code.write(
+            trace.builder,
+            list(binding.numbers),
+            binding.tensors,
+            binding.floats,
+            trace.derived,
+            [trace.env[v] for v in results],
+            trace.writes,
+            self.mutates,
+            records,
+            orders,
+            self._seen(trace, results),
+        )
+
+    def _seen(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
+        """Of which values it shows how they lie."""
+        leaving = [trace.env[v] for v in results if v in self.returned]
+        if trace.stop == len(self.block.ops):
+            return host_code.Layouts(leaving=leaving)
+        op = self.block.ops[trace.stop]
+        asked = set(op.operands) if asks_layouts(op) else set[Value]()
+        asked_of = [trace.env[v] for v in results if v in asked]
+        return host_code.Layouts(leaving=leaving, asked=asked_of)
+
+    def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
+        """The backward pass, None where no output carries a gradient."""
+        if not binding.wanted or host.is_empty:
+            return None
+        made = Gradient(
+            host.program,
+            binding.wanted,
+            host.symbols,
+            host.scalars,
+            binding.machine,
+            self.tiles,
+            self.name,
+        )
+        return made if made.exists else None
+
+    def _size_names(self, binding: Binding) -> dict[str, str]:
+        """Where in the user's program each symbol stands first: {"s0": "x.shape[0]"}."""
+        found: dict[str, str] = {}
+        for symbol, spots in binding.spots.items():
+            for (place, dim), *_ in [spots] if spots else []:
+                path = "".join(f"[{i!r}]" for i in place.path)
+                name = self.shown_name(self.live_ins[place.position]) + path
+                found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
+        return found
+
+    def shown_name(self, value: Value) -> str:
+        """What the user calls it."""
+        return self.shown.get(value) or value.name or "_"
+
+    def _eager(self, why: str) -> Specialisation:
+        return Specialisation(
+            stop=self.end,
+            finished=False,
+            whole=False,
+            reason="",
+            loc=self.block.ops[self.start].loc,
+            results=[],
+            dead=self._dead(self.end),
+            eager=why,
+        )
+
+    def _dead(self, stop: int) -> list[Value]:
+        alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
+        return [v for v in self.live_ins if v not in alive]
+
+
+def _plan(spec: Specialisation) -> Plan:
+    return Plan(
+        room=spec.room,
+        executable=spec.executable,
+        gradient=spec.gradient,
+        suits=spec.suits,
+    )

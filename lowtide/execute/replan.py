@@ -1,0 +1,86 @@
+"""Whether kernels that were planned for small sizes still suit large ones.
+
+A plan is chosen by what it takes at the sizes of the first call: where all is small, a value of
+pairs may as well be stored. At other sizes the same kernels store it again, however large it is.
+
+    planned at 64 x 50, called at 8000 x 6000:    199 MB, where a plan for these sizes takes 19 MB
+
+A kernel for a GPU may hold an axis in full, which is then longer than a program has room for.
+
+    planned for 40 columns, called with 2000:     more shared memory than there is
+
+In: what one plan and another need at the present sizes. Out: whether the signature is worth
+splitting, and where. What inputs and outputs take is the measure of a size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowtide.execute.gradient import Gradient
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.sizes import evaluate
+
+OUTGROWN: Final = "sizes have outgrown the kernels planned for smaller ones"
+TOO_WIDE: Final = "a size has outgrown what kernels planned for a smaller one can hold"
+GROWN: Final = 4  # times what it was planned for: sooner no other plan is looked for
+GROWN_AGAIN: Final = 1.25  # times where it was found to suit
+_SPARE_BYTES: Final = 4 << 20  # beyond inputs and outputs: less than this is not worth a compile
+_WORTH: Final = 0.75  # another plan must need no more than this part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Kernels, planned for sizes at which inputs and outputs took `suits` bytes; at others these
+    take `room`."""
+
+    room: Index
+    executable: Any
+    gradient: Gradient | None
+    suits: int
+
+    def needs(self, sizes: Mapping[str, int]) -> int:
+        """Bytes at the peak of the forward or the backward pass, with what is kept between."""
+        g = self.gradient
+        forward = self.executable.memory(sizes).peak_bytes
+        if g is None:
+            return forward
+        kept = sum(evaluate(s.nbytes, sizes) for s in g.saved if s.output < 0)
+        return max([forward, *(kept + e.memory(sizes).peak_bytes for e in g.executables)])
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Not negative at sizes like these, where a kernel cannot hold what it is to."""
+        made = [self.executable, *(self.gradient.executables if self.gradient is not None else ())]
+        found = (x.too_wide(sizes) for x in made)
+        return next((index for index in found if index is not None), None)
+
+    def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
+        """Planned for much smaller sizes, does it take much more than inputs and outputs? Where
+        there is a model of the time, large blocks may suit large sizes better."""
+        is_large = self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
+        return is_large or self.executable.time_ns(sizes) > 0
+
+    def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
+        """Does a plan made for these sizes need much less, of memory or of time?"""
+        g = self.gradient
+        if g is not None and fresh.gradient is not None and g.executables:
+            fresh.gradient.whole(sizes)
+        if fresh.needs(sizes) < _WORTH * self.needs(sizes):
+            return True
+        fresh_ns, own_ns = (x.executable.time_ns(sizes) for x in (fresh, self))
+        return fresh_ns < _WORTH * own_ns and fresh.needs(sizes) <= self.needs(sizes)
+
+    def threshold(self, sizes: Mapping[str, int]) -> Index:
+        """Not negative at sizes that are nearer to these than to those of the plan."""
+        return self.room - math.isqrt(self.suits * evaluate(self.room, sizes))
+
+
+def room_bytes(program: Program) -> Index:
+    """What inputs and outputs take."""
+    inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
+    made = [program.defs[n] for n in program.results if n in program.defs]
+    return sum([*inputs, *(product(d.shape) * d.dtype.itemsize for d in made)], as_index(0))

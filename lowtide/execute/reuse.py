@@ -1,0 +1,78 @@
+"""Results of a region in the memory of operands that die with it.
+
+In: a region's specialisation, its kernels, the values of a call. Out: `Dying` operands, which the
+kernels may write over if nobody but the program has them; and, asked when the region is about to
+run, which of them that is.
+
+    y = conv2d(x, w)            y: made by an op of this block, let go after the next region
+    z = relu(y * a)             z over y, if a count of references says that y is known here only
+
+A rehearsal (`walk`) asks the same of its meta tensors, so that the account is that of the run. What
+Python code has been handed, which could have kept it, is therefore never asked for: a rehearsal
+does not call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lowtide.execute.specialisations import Dying, Entry, Specialisation
+from lowtide.ir.core import Op, Value, walk
+from lowtide.runtime import ours
+from lowtide.specialise.abstract import Place
+from lowtide.texpr.index import product
+from lowtide.texpr.sizes import evaluate
+
+_MAKE: Final = ("torch.", "call_torch", "mutate")
+_KEEP_NOTHING: Final = (*_MAKE, "const", "cast", "list.get", "tuple.get", "unpack", "if", "loop")
+
+
+def owned(ops: Sequence[Op], pos: int) -> frozenset[Value]:
+    """Values that ops before `pos` have made and that no code but PyTorch's has been handed."""
+    made: set[Value] = set()
+    for op in ops[:pos]:
+        inner = [op, *(o for block in op.blocks for o in walk(block))]
+        if not all(o.name.startswith(_KEEP_NOTHING) for o in inner):
+            made -= {v for o in inner for v in o.operands}
+        if op.name.startswith(_MAKE):
+            made |= {*op.results}
+    return frozenset(made)
+
+
+def dying(
+    spec: Specialisation, entry: Entry, live_ins: Sequence[Value], owned: frozenset[Value],
+    handed_out: frozenset[Value],
+) -> Dying | None:  # fmt: skip
+    """Of what is `owned`, that which is not needed any more once the kernels have read it, and is
+    large enough. `handed_out`: results of the block, where the region ends it."""
+    host = spec.host
+    if host is None or host.may_fail_after or spec.executable is None or not owned:
+        return None
+    gone = {*spec.dead} - (handed_out if spec.finished else frozenset())
+    names: dict[int, str] = {}
+    for name, place in _alone_at(spec.places).items():
+        if live_ins[place] not in owned & gone or place in host.reads_after:
+            continue
+        if _is_saved(spec, name) or not spec.executable.over_inputs([name]):
+            continue
+        if _bytes(spec, entry, name) >= ours.LEAST_BYTES:
+            names[place] = name
+    return Dying(names=names) if names else None
+
+
+def _alone_at(places: Mapping[str, Place]) -> dict[str, int]:
+    """Tensors that are live-ins, not items of lists."""
+    return {n: p.position for n, p in places.items() if not p.path}
+
+
+def _is_saved(spec: Specialisation, name: str) -> bool:
+    g = spec.gradient
+    return g is not None and name in g.kept_inputs and name not in g.in_place_of
+
+
+def _bytes(spec: Specialisation, entry: Entry, name: str) -> int:
+    assert spec.host is not None
+    known = dict(zip(spec.host.symbols, entry.sizes, strict=True))
+    i = spec.host.program.inputs.get(name)
+    return 0 if i is None else evaluate(product(i.shape), known) * i.dtype.itemsize

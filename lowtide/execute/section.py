@@ -1,0 +1,126 @@
+"""An op `section`: part of a program that a budget has done in chunks, or in stretches of a loop.
+
+In: the op, the values of its operands, and what runs its block. Out: its results.
+
+Where gradients are recorded only the operands are kept: the backward pass runs a chunk again, with
+the random numbers that it had, and then its gradient (recomputation as in Chen et al., "Training
+Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.execute.autocast import Autocast
+from lowtide.execute.candidate import storage_of
+from lowtide.execute.chunks import Chunks, RunBlock, Tensor, carries_gradient
+from lowtide.execute.generators import Generators
+from lowtide.execute.loop_chunks import Stretches
+from lowtide.ir.core import Op
+from lowtide.memory import watching
+from lowtide.memory.ledger import WATCHED
+from lowtide.memory.scopes.hidden import hide_with_callees
+from lowtide.runtime import ours
+from lowtide.torch_private import torch_state
+
+SECTION: Final = "section"
+_CUT_SHORT: Final = (
+    "lowtide: a backward pass that was cut short has written over tensors that this one needs; "
+    "call the function again, or go backward with retain_graph=True the first time"
+)
+
+
+def run_section(
+    op: Op, values: list[Any], runs: Sequence[RunBlock], shown: int | None = None
+) -> list[Any]:
+    """See the module's text. `runs`: of each block; `shown`: chunks that are rehearsed, for all."""
+    records = torch.is_grad_enabled() and any(map(carries_gradient, values))
+    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
+    if records:
+        ours.prepare()
+        return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return section.forward(values)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, section: Chunks, *values: Any) -> tuple[Any, ...]:
+        ctx.section = section
+        kept = set(section.counters)  # what is saved may not have been written meanwhile
+        ctx.others = [
+            v if k in kept or not isinstance(v, Tensor) else None for k, v in enumerate(values)
+        ]
+        ctx.random = Generators.of(values)
+        ctx.autocast = Autocast.now()
+        ctx.rules = ours.rules()
+        ctx.set_materialize_grads(False)
+        ctx.is_spent = False  # whether the backward pass has begun to write over what is saved
+        section.keeps = True
+        section.carrying = [carries_gradient(v) for v in values]
+        given = {storage_of(v) for v in values if isinstance(v, Tensor)}
+        with torch.no_grad():
+            if section.is_unread:
+                results = section.stand_ins(values)
+            else:
+                results = section.forward([_detached(v) for v in values])
+                results = [_handed_out(r, given) for r in results]
+        updated = set(section.updated)
+        tensors = [
+            v if isinstance(v, Tensor) and k not in kept and k not in updated else None
+            for k, v in enumerate(values)
+        ]
+        ctx.save_for_backward(*tensors, *section.kept())
+        rows = zip(results, section.sources, strict=True)
+        fixed = [r for r, s in rows if not any(section.carrying[k] for k in s)]
+        fixed += [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]
+        ctx.mark_non_differentiable(*(r for r in fixed if isinstance(r, Tensor)))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.is_spent:
+            raise RuntimeError(_CUT_SHORT)
+        is_watched = ctx.rules.is_rehearsal and WATCHED in ctx.metadata
+        free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
+        saved = cast("Sequence[Any]", ctx.saved_tensors)
+        spent = () if torch_state.keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
+        section, others = cast("Chunks", ctx.section), cast("list[Any]", ctx.others)
+        count = len(others)
+        values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
+        wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
+        random, casts = ctx.random.again(values), ctx.autocast.again()
+        with (
+            random,
+            casts,
+            watching.aside(),
+            ours.under(ctx.rules),  # a rehearsal's, which has ended by now
+        ):
+            if torch.is_grad_enabled() or torch_state.in_transform(cotangents):
+                return None, *section.differentiable(values, wanted, cotangents)
+            ctx.is_spent = bool(spent)
+            found = section.gradients(values, saved[count:], wanted, cotangents, free, spent)
+            return None, *found
+
+
+hide_with_callees(_Recomputed.backward)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _handed_out(value: Any, given: Set[int]) -> Any:
+    """A view of what nobody else has is a tensor like others, which may be changed in place; what
+    shares memory with an operand is a view, which PyTorch refuses to change."""
+    if not isinstance(value, Tensor):
+        return value
+    if storage_of(value) in given:
+        return value.view_as(value)
+    return value.detach() if value._is_view() else value  # pyright: ignore[reportPrivateUsage]
+
+
+def _may_have_gradient(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()

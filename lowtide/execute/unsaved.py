@@ -1,0 +1,80 @@
+"""Inputs of a region that its backward pass reads, though PyTorch's would not.
+
+In: how PyTorch runs the ops of a region, its gradient, the live-ins of a call. Out: inputs, by
+name.
+
+    y = x @ q.clone()        PyTorch saves the clone; ours would read q again
+    q.add_(1)                of the caller's, before the backward pass: no error there
+    y.sum().backward()
+
+Such an input is copied in the forward pass, if it is the caller's and wants no gradient itself: a
+queue, a mask, a target. The ops are run on meta tensors, and a hook sees what they save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lowtide.execute.autograd_function import EagerRegion, item
+from lowtide.execute.gradient import Gradient
+from lowtide.ir.core import Op, Value
+from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.specialise.abstract import Place
+
+
+def unsaved(
+    eager: EagerRegion,
+    gradient: Gradient,
+    places: Mapping[str, Place],
+    live_ins: Sequence[Value],
+    lent: Container[Value],
+    values: Sequence[Any],
+) -> frozenset[str]:
+    """See the module's text; none where PyTorch cannot tell without the data, or only after the
+    steps of a loop. `lent`: values in memory that the caller may write into."""
+    candidates = [
+        n for n in gradient.kept_inputs
+        if n not in gradient.wanted and live_ins[places[n].position] in lent
+    ]  # fmt: skip
+    if not candidates or any(map(_has_loop, eager.ops)):
+        return frozenset()
+    saved: set[int] = set()
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        saved.add(_memory(x))
+        return x
+
+    try:
+        with outside_dispatch_modes(), LikeTheCpu(), torch.enable_grad():
+            given = [_without_data(v) for v in values]
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+                made = eager(given)
+    except Exception:  # whatever it is, PyTorch says so when the region is run
+        return frozenset()
+    del made
+    stands = {n: item(given[places[n].position], places[n].path) for n in candidates}
+    return frozenset(n for n, x in stands.items() if _memory(x) not in saved)
+
+
+def _has_loop(op: Op) -> bool:
+    return op.name == "loop" or any(map(_has_loop, (o for b in op.blocks for o in b.ops)))
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+def _without_data(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        strides, dtype = value.stride(), value.dtype
+        found = torch.empty_strided(value.shape, strides, dtype=dtype, device="meta")
+        return found.requires_grad_(value.requires_grad)
+    if type(value) is dict:
+        return {k: _without_data(v) for k, v in value.items()}  # pyright: ignore
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_data, value))
+    return value

@@ -1,0 +1,88 @@
+"""Gradients of a scalar, found together with it in one pass.
+
+In:  a forward Program with one output that carries a gradient, a single value.
+Out: a Program that gives the gradients for the cotangent 1 beside what the forward Program gives.
+     The backward pass that is left: each of them times the cotangent.
+
+    loss = cross_entropy(x @ w.T, y)     x @ w.T in strips: loss, dx, dw     backward: dx*g, dw*g
+
+It pays where the backward pass would do a long product of pairs again, which is the rule by which
+`tile/strips` cuts; a loss whose gradient nobody asks for then costs what the gradient costs. Under
+`torch.no_grad` it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lowtide.execute import backend
+from lowtide.ir import dtypes
+from lowtide.texpr import autodiff
+from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import Differentiation, given_name
+from lowtide.texpr.expr import Expr, Load, Program, Reduce, Rewriter
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.sizes import evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtOnce:
+    """`program` gives all; `gradients`: of each input that has one, its name among the outputs;
+    `output`: of what they are the gradients."""
+
+    program: Program
+    gradients: Mapping[str, str]
+    output: str
+
+
+def at_once(
+    program: Program,
+    diff: Differentiation,
+    wanted: Sequence[str],
+    hints: Mapping[str, int],
+    machine: str,
+) -> AtOnce | None:
+    """How to find value and gradients at once; None where nothing would be saved by it."""
+    carrying = [n for n in program.outputs if diff.carries(n)]
+    if len(carrying) != 1 or program.delays or carrying[0] not in diff.defs:
+        return None
+    output = carrying[0]
+    if product(diff.shape(output)).const != 1 or not _has_product_of_pairs(program, diff, hints):
+        return None
+    made = autodiff.backward(diff, wanted, {output: tuple(as_index(0) for _ in diff.shape(output))})
+    # For the cotangent 1, gradients of float16 underflow: losses are scaled against that.
+    if made.scatters or any(diff.dtype(n) is dtypes.f16 for n in made.gradients):
+        return None
+
+    def visit(node: Expr) -> Expr | None:
+        is_given = isinstance(node, Load) and node.source == given_name(output)
+        return ex.const(1, node.dtype) if is_given else None
+
+    back = {n: replace(d, expr=Rewriter(visit)(d.expr)) for n, d in made.program.defs.items()}
+    everything = Program(
+        inputs=dict(program.inputs),
+        defs=ex.ordered({**diff.defs, **back}),
+        outputs=[*program.outputs, *made.gradients.values()],
+        checks=list(program.checks),
+        equalities=list(program.equalities),
+    )
+    joint = ex.pruned(everything)
+    if not backend.cuts_strips(joint, hints, machine):
+        return None
+    return AtOnce(program=joint, gradients=made.gradients, output=output)
+
+
+def _has_product_of_pairs(
+    program: Program, diff: Differentiation, hints: Mapping[str, int]
+) -> bool:
+    """Is there a sum whose results are more than all inputs? It is asked first, since it is asked
+    of every region."""
+    room = sum(_elements(i.shape, hints) for i in program.inputs.values())
+    sums = (d for d in diff.defs.values() if isinstance(d.expr, Reduce) and d.expr.fn == "sum")
+    return any(_elements(d.shape, hints) > room for d in sums)
+
+
+def _elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
+    return math.prod(evaluate(size, hints) for size in shape)

@@ -1,0 +1,115 @@
+"""`if` and `loop` of a block that is specialised: which branch is live, how a loop is followed.
+
+In: an op and abstract operands. Out: its abstract results; raises Stop where the region ends.
+
+    if of a constant                                  its live branch
+    if of what differs between a loop's iterations    both, and a choice (`lifting/branches`)
+    loop                                              an axis, or a recurrence (`lifting`);
+                                                      else, if it is short, unrolled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op, Value
+from lowtide.specialise import varying
+from lowtide.specialise.abstract import Abs, Ragged, is_constant
+from lowtide.specialise.lifting import branches, peel, ragged
+from lowtide.specialise.lifting.match import UNROLL_TRIPS, NotLifted
+from lowtide.specialise.region_boundaries import Stop, is_short
+from lowtide.texpr.build import NeedConst, Val, symbols
+from lowtide.texpr.index import Index
+
+UNROLL_OPS: Final = 2000
+NOT_LIFTED: Final = "is not lifted: "
+
+
+def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Abs]:
+    """What an `if` gives."""
+    has_loop = any(o.name == "loop" for block in op.blocks for o in block.ops)
+    cond = None if is_constant(condition) else varying.truth(condition)
+    if cond is not None:
+        yes, no = op.blocks
+        with run.activity.branch(has_loop):
+            return branches.chosen(
+                run,
+                cond,
+                env,
+                lambda: branches.affordable(run, lambda: run.inline(yes, env)),
+                lambda: branches.affordable(run, lambda: run.inline(no, env)),
+            )
+    if isinstance(condition.value, Val):
+        raise Stop("branches on the value of a tensor")
+    if not is_constant(condition):
+        raise Stop("branches on what is known only at run time")
+    taken = op.blocks[0 if condition.value else 1]
+    with run.activity.branch(has_loop):
+        return run.inline(taken, env)
+
+
+def looped(run: Any, op: Op, operands: Sequence[Abs], env: dict[Value, Abs]) -> list[Abs]:
+    """What a loop gives."""
+    trips, going, *carried = operands
+    if not is_constant(going) or not isinstance(trips.value, int | Index | Ragged):
+        raise Stop("loops as often as only the run knows")
+    most = run.activity.most_at_once
+    short = is_short(op, trips.value, env, run.activity.in_loop, most)
+    lifted = _lifted(run, op, trips.value, carried, env, not short)
+    if not isinstance(lifted, str):
+        return lifted
+    if not isinstance(trips.value, int):
+        raise Stop(lifted)
+    if UNROLL_TRIPS < trips.value < opdefs.MAX_TRIPS:
+        raise Stop(f"{lifted}, and loops {trips.value} times")
+    return _unrolled(run, op, trips.value, going, carried, env)
+
+
+def _lifted(
+    run: Any,
+    op: Op,
+    count: int | Index | Ragged,
+    carried: list[Abs],
+    env: dict[Value, Abs],
+    scans: bool,
+) -> list[Abs] | str:
+    """The results of a loop that is an axis or, with `scans`, runs step by step; or why it is
+    neither."""
+    if op in run.kept:
+        return run.kept[op]
+    steps = ragged.steps_of(op, count, env, run.ask)
+    if steps is None:
+        return "loops as often as only the run knows"
+    trips = steps.trips
+    if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
+        return "is no loop of a fixed length"
+    some = run.decide(trips - 1)
+    if some is None:
+        if run.divisors(symbols(trips)):
+            raise NeedConst(symbols(trips))  # a loop around asks for the divisors, too
+        return "loops as often as only the run knows"
+    if not some:
+        return carried
+    try:
+        with run.activity.loop():
+            return peel.lifted(run, op, steps, carried, env, scans)
+    except NotLifted as why:
+        return NOT_LIFTED + str(why).removeprefix(NOT_LIFTED)  # of a loop within it
+
+
+def _unrolled(
+    run: Any, op: Op, trips: int, going: Abs, carried: list[Abs], env: dict[Value, Abs]
+) -> list[Abs]:
+    (block,) = op.blocks
+    for i in range(min(trips, UNROLL_TRIPS + 1)):
+        if not going.value:
+            return carried
+        if i == UNROLL_TRIPS or run.ops > UNROLL_OPS:
+            raise Stop("is too long to unroll")
+        env.update(zip(block.args, (Abs(i), *carried), strict=True))
+        going, *carried = run.inline(block, env)
+        if not is_constant(going):
+            raise Stop("loops until a tensor or the run says so")
+    return carried

@@ -1,0 +1,83 @@
+"""A loop that the data may end before its last step runs step by step, and stops there.
+
+In: a loop of a bounded number of steps, and what its body says of the next one. Out: one more
+carried value, whether the loop goes on; what an iteration leaves where it does not.
+
+    for t in range(n):                 alive' = alive[t-1] from True
+        h = f(h, x[t])                 h[t]     = f(h', x[t]) if alive' else h'
+        if h.max() < 1: break    ->    alive[t] = alive' and not max(h[t]) < 1
+
+So the Program means the same whether steps that change nothing are run or not: `Delay.ends` allows
+the machine to leave them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from lowtide.ir import dtypes
+from lowtide.specialise import varying
+from lowtide.specialise.abstract import Abs
+from lowtide.specialise.lifting.match import NotLifted
+from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.expr import Expr
+
+WHY: Final = "the data may end it at any step"
+LEFT: Final = "it ends where the data or the index say so"
+
+
+def begun(b: Builder, is_alone: bool, going: Abs) -> Ending:
+    """For a loop that goes on as `going` says; raises NotLifted. `is_alone`: it is the outermost of
+    a region's loops, scans, and has no constant number of steps.
+
+    With gradients, all steps would be kept and gone back through. A GPU does not look at the data
+    between two steps."""
+    if not is_alone or b.records or b.device.type != "cpu" or varying.truth(going) is None:
+        raise NotLifted(LEFT)
+    return Ending(b)
+
+
+class Ending:
+    """`held`: what an iteration leaves of what the loop carries, by the stand-in's name; the last
+    of these is whether it goes on."""
+
+    def __init__(self, b: Builder) -> None:
+        self.b = b
+        self.held: dict[str, Val] = {}
+        self.alive = ""
+
+    def going(self, going: Abs) -> Abs:
+        """As a tensor."""
+        truth = varying.truth(going)
+        if truth is None:
+            raise NotLifted(LEFT)
+        return Abs(self.b.tensor((), dtypes.boolean, lambda _: truth))
+
+    def hold(self, carried: Sequence[tuple[Abs, Abs]]) -> None:
+        """Of what an iteration is given and leaves: where the loop has ended, all is as it was."""
+        b, flag = self.b, carried[-1][0].value
+        assert isinstance(flag, Val)
+        alive, self.alive = b.load(flag, ()), flag.name
+        for x, y in carried:
+            before, value = x.value, y.value
+            assert isinstance(before, Val)
+            assert isinstance(value, Val)
+            self.held[before.name] = self._chosen(alive, value, before)
+
+    def _chosen(self, alive: Expr, value: Val, before: Val) -> Val:
+        if before.name == self.alive:
+            both = self.b.apply("and", alive, self.b.load(value, ()))
+            return self.b.tensor((), dtypes.boolean, lambda _: both)
+        return self.b.tensor(
+            before.shape,
+            before.dtype,
+            lambda idx: self.b.select(alive, self.b.load(value, idx), self.b.load(before, idx)),
+        )
+
+    def tie(self, carried: Iterable[str], made: Iterable[str]) -> None:
+        """All that the loop carries ends with it, and what its body has `made` is not needed."""
+        delays = self.b.program.delays
+        ends = tuple(n for n in carried if n in delays)
+        delays[self.alive] = dataclasses.replace(delays[self.alive], ends=(*ends, *sorted(made)))

@@ -1,0 +1,600 @@
+"""A loop whose iterations meet only in what they write becomes an axis.
+
+In: a `loop` op, its trips, the abstract carried values. Out: what it leaves behind, or `NotLifted`.
+
+    out = torch.zeros(n, m)                 t1[i, j] = 0
+    for i in range(n):
+        out[i] += x[i] * 2            ->    t5[i, j] = t1[i, j] + x[i, j] * 2
+        total = total + x[i].sum()          t6[]     = t2[] + sum[i](t4[i])
+        rows.append(x[i].exp())             rows: the n rows of t7[i, j] = exp(x[i, j])
+
+The body is followed once, its index a fresh axis L and each tensor that it changes a stand-in. What
+the body defined then gets L as its first dim (`closed`), and `match` turns each new value of a
+stand-in into the value after the loop. It is followed again while more is found out: what the body
+changes in place, what it assigns, by how much an int grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lowtide.ir import dtypes
+from lowtide.ir.core import Block, Op, Value
+from lowtide.specialise import varying
+from lowtide.specialise.abstract import Abs, Map, Origin, Seq, is_constant
+from lowtide.specialise.activity import Full
+from lowtide.specialise.lifting import branches, closing, ending, scan, tables
+from lowtide.specialise.lifting.inplace import check_gradient, root_of
+from lowtide.specialise.lifting.match import Carried, Carry, NotLifted, is_held
+from lowtide.specialise.lifting.ragged import Steps
+from lowtide.specialise.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
+from lowtide.texpr import expr as ex
+from lowtide.texpr import nests
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
+from lowtide.texpr.expr import Expr, Load, Program
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod
+
+MAX_ATTEMPTS: Final = 8
+_KEPT: Final = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Grows:
+    """An int that is `start + L * step` in iteration L."""
+
+    step: Index
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A tensor that the body assigns: a name without a definition."""
+
+    value: Val
+
+
+class Unlike(NotLifted):
+    """A step leaves a tensor that is not of the form that it found."""
+
+
+class Lift:
+    """One attempt at one loop; `run` is the specialiser."""
+
+    def __init__(
+        self,
+        run: Any,
+        op: Op,
+        steps: Steps,
+        carried: Sequence[Abs],
+        env: dict[Value, Abs],
+        scans: bool,
+    ) -> None:
+        self.run = run
+        self.b: Builder = run.b
+        self.op = op
+        self.carried = list(carried)
+        self.is_outermost = run.loop is None
+        self.env = env
+        self.scans = scans
+        self.steps = steps
+        self.axis = Axis(f"i{op.loc.line}", steps.trips)
+        self.done = as_index(self.axis) + steps.first  # so many steps, before an iteration
+        self.plan: list[object] = [_KEPT] * len(carried)
+        self.changed: dict[Abs, Val | Growing] = {}
+        self.outer = branches.reachable([*env.values(), *carried])
+        self.args: list[Abs] = []
+        self.yields: list[Abs] = []
+        self.ends: ending.Ending | None = None  # of a loop that may do fewer steps
+
+    def results(self) -> list[Abs]:
+        """The carried values after the loop; raises NotLifted, and what specialising raises."""
+        mark, derived, known = self.run.mark(), len(self.run.derived), set(self.env)
+        around, self.run.loop = self.run.loop, self.op
+        self.b.loops.append(mark[0])
+        try:
+            for _ in range(MAX_ATTEMPTS):
+                yields = self._follow()
+                if self._learn(yields, mark[3]):
+                    self.run.reset(mark)
+                    continue
+                self._check_numbers(derived, mark)
+                results = self._finish(yields, mark)
+                self.run.activity.again(mark[0])
+                for x, before in self._before(mark[3]).items():
+                    check_gradient(self.run, before, x.value, mark[0])
+                return results
+            raise NotLifted("what it carries does not settle")
+        except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
+            try:  # no name for what is raised: a frame that holds its own exception is a cycle
+                raise self._reason(why) from why
+            finally:
+                self.run.reset(mark)
+                for name in list(self.run.derived)[derived:]:
+                    del self.run.derived[name]
+        finally:
+            self.run.loop = around
+            self.b.loops.pop()
+            for v in [v for v in self.env if v not in known]:
+                del self.env[v]
+
+    def _reason(self, why: Exception) -> Exception:
+        if isinstance(why, NeedConst):
+            known = self.run.known_to_call(why.symbols)
+            many = known & symbols(self.axis.extent) - self.run.divisors(why.symbols)
+            if known and not many:
+                return NeedConst(known)  # as for an op outside of any loop
+            if known and why.room is not None:
+                self.run.ask(why.room)  # splits the signature
+            return NotLifted(f"its indices cannot be compared without knowing {self.run.told(why)}")
+        return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
+
+    # -- following the body --
+
+    def _follow(self) -> list[Abs]:
+        for x, stand_in in self.changed.items():
+            if isinstance(x.value, Growing):
+                raise NotLifted("a list grows in two loops at once")
+            self.run.change(x, stand_in)
+        self.args = args = [
+            self._argument(p, x) for p, x in zip(self.plan, self.carried, strict=True)
+        ]
+        (block,) = self.op.blocks
+        number = Abs(self.done + self.steps.skipped)
+        self.env.update(zip(block.args, (number, *args[: len(block.args) - 1]), strict=True))
+        going, *yields = self._iterate(block)
+        self.run.refresh(yields)
+        if self.ends is not None:
+            yields.append(self.ends.going(going))
+        elif not is_constant(going) or not going.value:
+            is_alone = self.scans and self.is_outermost and self.steps.count is None
+            self.ends = ending.begun(self.b, is_alone, going)
+        return yields
+
+    def _iterate(self, block: Block) -> list[Abs]:
+        """What the body yields; what it was given where there is no such step."""
+        count = self.steps.count
+        if count is None:
+            return self.run.inline(block, self.env)
+        there = varying.within(self.done, count)
+        return branches.chosen(
+            self.run,
+            there,
+            self.env,
+            lambda: self.run.inline(block, self.env),
+            lambda: [Abs(True), *self.args],
+        )
+
+    def _argument(self, plan: object, x: Abs) -> Abs:
+        if isinstance(plan, Grows):
+            start = x.value
+            assert isinstance(start, int | Index)
+            return Abs(as_index(start) + self.done * plan.step)
+        if isinstance(plan, StandIn):
+            found = Abs(plan.value)
+            self.run.blocked.add(found)  # the tensor of before the loop, or of an iteration
+            return found
+        return x
+
+    def _learn(self, yields: Sequence[Abs], since: int) -> bool:
+        """Whether the body is to be followed again."""
+        if self.ends is not None and len(self.carried) == len(self.op.results):
+            self.carried.append(Abs(True))
+            self.plan.append(StandIn(self._named((), dtypes.boolean)))
+            return True
+        again = False
+        for x, _ in self.run.changes(since):
+            if x in self.outer and x not in self.changed and x.base is None:
+                self.changed[x] = self._stand_in_for(x, since)
+                again = True
+        if again:
+            return True
+        self.yields = list(yields)
+        for k, y in enumerate(yields):
+            plan = self._planned(self.plan[k], self.carried[k], y)
+            again = again or plan is not self.plan[k]
+            self.plan[k] = plan
+        return again
+
+    def _stand_in_for(self, x: Abs, since: int) -> Val | Growing:
+        first = self._before(since)[x]
+        if isinstance(first, Val):
+            return self._named(first.shape, first.dtype)
+        if isinstance(first, Rows) or (isinstance(first, Seq) and first.kind is list):
+            return Growing()
+        raise NotLifted("it changes what is no tensor and no list")
+
+    def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
+        self._check_sizes(shape)
+        found = Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
+        self.run.activity.assume(found)
+        return found
+
+    def _check_sizes(self, shape: Sequence[Index | int]) -> None:
+        """What leaves an iteration is as large in all of them."""
+        if any(self.axis in deep_atoms(as_index(size)) for size in shape):
+            raise NotLifted("sizes change from iteration to iteration")
+
+    def _planned(self, plan: object, x: Abs, y: Abs) -> object:
+        if y is x and plan == _KEPT:
+            return plan
+        if isinstance(y.value, Val):
+            return self._assigned(plan, x, y, y.value)
+        start, end = x.value, y.value
+        if isinstance(start, int | Index) and isinstance(end, int | Index):
+            if isinstance(start, bool) or isinstance(end, bool):
+                raise NotLifted("a bool is carried that changes")
+            first = plan.step * self.done if isinstance(plan, Grows) else as_index(0)
+            step = as_index(end) - as_index(start) - first
+            if self.axis not in deep_atoms(step):
+                return plan if isinstance(plan, Grows) and plan.step is step else Grows(step)
+            raise NotLifted("an int is carried that does not grow evenly")
+        if plan == _KEPT and is_constant(x) and is_constant(y) and start is end:
+            return plan
+        raise NotLifted("a value is carried that is no tensor")
+
+    def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
+        if not any(y is c for c in self.carried):  # of which more may be found out yet
+            self._check_named(y)
+        before = plan.value if isinstance(plan, StandIn) else x.value
+        if isinstance(before, Val):
+            same = before.dtype is value.dtype and before.ndim == value.ndim
+            if same and all(map(self.b.equal, before.shape, value.shape)):
+                named = isinstance(plan, StandIn)
+                return plan if named else StandIn(self._named(value.shape, value.dtype))
+            if isinstance(x.value, Val):
+                raise Unlike("a carried tensor changes its shape or dtype")
+        if not is_held(x.value, value.dtype):
+            raise Unlike(f"it carries a number that {value.dtype} does not hold")
+        if plan == _KEPT or isinstance(plan, StandIn):
+            return StandIn(self._named(value.shape, value.dtype))
+        raise NotLifted("a number is carried that becomes a tensor")
+
+    def _check_named(self, y: Abs) -> None:
+        """Of what an iteration hands on: is its memory nobody else's, or only read?"""
+        root = root_of(y)
+        if y in self.outer or (root is not y and root in self.args):
+            raise NotLifted("it carries a view, or a tensor from before it")
+        item = self.run.items.get(y)
+        names = () if item is None else item.aliases
+        if names is None or not set(names) <= set(self.args) or root in self.changed:
+            raise NotLifted("it carries a view, or an item of a list")
+
+    def _check_start(self, x: Abs, y: Abs) -> None:
+        """Of what begins as x, and is y after a step: a stand-in is no name of x, which the first
+        step may change under another name, and others after the loop."""
+        seen = set[Abs]()
+        while y in self.args and y not in seen:  # it hands on what it was given, `a, b = b, a`
+            seen.add(y)
+            y = self.yields[self.args.index(y)]
+        if y in self.outer or y in seen:
+            raise NotLifted("it carries a tensor from before it")
+        if root_of(x) in self.changed:
+            raise NotLifted("what it carries begins as a tensor that it changes in place")
+
+    def _is_known(self, root: Abs) -> bool:
+        """Is it from before the loop, or an item of such a list?"""
+        return root in self.outer or root in self.run.items
+
+    def _has_another_view(self, root: Abs, y: Abs) -> bool:
+        """Is there something of the same memory, made in this iteration, that stays with y?"""
+        lists = [x.value for x in self.changed if isinstance(x.value, Growing)]
+        added = [e for grown in lists for e in (*grown.elems, *grown.in_front) if root is not y]
+        return any(x is not y and root_of(x) is root for x in (*self.yields, *added))
+
+    def _check_numbers(self, derived: int, mark: Sequence[int]) -> None:
+        """No number that the host computes, and no condition on sizes, knows of the axis."""
+        fresh = list(self.run.derived.values())[derived:]
+        if any(x.origin is not None and _knows(x, self.axis) for x in fresh):
+            raise NotLifted("Python computes a number from the loop's index")
+        for a, c, _ in self.b.program.equalities[mark[2] :]:
+            if self.axis in deep_atoms(a) or self.axis in deep_atoms(c):
+                raise NotLifted("sizes change from iteration to iteration")
+
+    # -- what the loop leaves --
+
+    def _finish(self, yields: Sequence[Abs], mark: Sequence[int]) -> list[Abs]:
+        """Tried with more and more tensors carried from step to step, until the rest is lifted."""
+        for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
+            if isinstance(plan, StandIn):
+                self._check_start(x, y)
+        if self.ends is not None:
+            if self.changed or any(isinstance(p, Grows) for p in self.plan):
+                raise NotLifted(ending.LEFT)
+            rows = zip(self.plan, self.args, yields, strict=True)
+            self.ends.hold([(x, y) for p, x, y in rows if isinstance(p, StandIn)])
+        values = self._values(yields)
+        needs = scan.needs(self.b.program, {n: v.name for n, v in values.items()})
+        program = self.b.program
+        defs, checks, delays = dict(program.defs), list(program.checks), dict(program.delays)
+        delayed = dict.fromkeys(values if self.ends else (), ending.WHY)  # and why
+        first = ""  # what keeps it from being lifted whole
+        while True:
+            try:
+                return self._finished(yields, mark, delayed)
+            except NotLifted as why:
+                first = first or str(why)
+                more = set[str]()
+                if isinstance(why, Carried) and self.scans:
+                    more = scan.first_cycle(why, needs, delayed)
+                if not more:
+                    raise NotLifted(first) from why
+                delayed |= dict.fromkeys(more, str(why))
+            program.defs.clear()
+            program.defs.update(defs)
+            program.checks[:] = checks
+            program.delays.clear()
+            program.delays.update(delays)
+
+    def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
+        """Each stand-in's name, and what the iteration leaves in its place."""
+        found = {
+            p.value.name: self._left(p.value, y.value)
+            for p, y in zip(self.plan, yields, strict=True)
+            if isinstance(p, StandIn) and isinstance(y.value, Val)
+        }
+        for x, stand_in in self.changed.items():
+            if isinstance(stand_in, Val):
+                assert isinstance(x.value, Val)
+                found[stand_in.name] = x.value
+        return found
+
+    def _left(self, stand_in: Val, value: Val) -> Val:
+        """What an iteration leaves, be it done or not."""
+        return value if self.ends is None else self.ends.held.get(stand_in.name, value)
+
+    def _stand_ins(self) -> list[Val]:
+        carried = [p.value for p in self.plan if isinstance(p, StandIn)]
+        return [*carried, *(x for x in self.changed.values() if isinstance(x, Val))]
+
+    def _finished(
+        self, yields: Sequence[Abs], mark: Sequence[int], delayed: Mapping[str, str]
+    ) -> list[Abs]:
+        self.b.loc, self.b.op = self.op.loc, "loop"
+        names = [n for n in self._values(yields) if n not in delayed]
+        inner = [n for n in list(self.b.program.delays)[mark[4] :] if n not in delayed]
+        shapes = {v.name: tuple(map(as_index, v.shape)) for v in self._stand_ins()}
+        body = closing.closed(self.b, self.axis, mark[0], mark[1], names, delayed, inner, shapes)
+        before = self._before(mark[3])
+        results: list[Abs] = []
+        after_y: dict[Abs, Abs] = {}  # a tensor that two variables name stays one
+        for plan, x, y in zip(self.plan, self.carried, yields, strict=True):
+            if isinstance(plan, StandIn):
+                assert isinstance(y.value, Val)
+                start = before.get(x, x.value)
+                left = self._left(plan.value, y.value)
+                made = Abs(self._after(body, plan.value, left, start, delayed))
+                results.append(after_y.setdefault(y, made))
+                self._note_view(y, results[-1])
+                self._note_choice(x, y, results[-1])
+            elif isinstance(plan, Grows):
+                start = x.value
+                assert isinstance(start, int | Index)
+                end = as_index(start) + self.axis.extent * plan.step
+                results.append(Abs(end if end.const is None else end.const))
+            else:
+                results.append(x)
+        after: list[tuple[Abs, object]] = []
+        for x, stand_in in self.changed.items():
+            if isinstance(stand_in, Growing):
+                assert isinstance(x.value, Growing)
+                aliases = self._aliases(x.value, yields, after_y)
+                after.append((x, self._rows(body, x.value, before[x], aliases)))
+            else:
+                assert isinstance(x.value, Val)
+                after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
+        # a view of what has changed is made again when it is next looked at
+        kept = [x.value for x in results if x not in self.changed and x.base is None]
+        stand_ins = set(self._values(yields))
+        self._drop_unused(mark[0], [*kept, *(value for _, value in after)], stand_ins)
+        if self.ends is not None:
+            self.ends.tie(self._values(yields), body.own & body.lifted)
+        if inner and delayed:
+            _check_nest(self.b.program)
+        for x, value in after:
+            self.run.change(x, value)
+        return results[: len(self.op.results)]
+
+    def _drop_unused(self, since: int, results: Sequence[object], stand_ins: set[str]) -> None:
+        """Without the definitions that no result needs; none that does reads a stand-in."""
+        program = self.b.program
+        names = [x.name for value in results for x in _tensors_of(value)]
+        needed = ex.needed(program, [*names, *program.checks])
+        for name in list(program.defs)[since:]:
+            if name not in needed:
+                del program.defs[name]
+        if needed & (stand_ins - program.delays.keys()):
+            raise NotLifted("an iteration reads all of what the iterations before it wrote")
+
+    def _before(self, since: int) -> dict[Abs, object]:
+        found: dict[Abs, object] = {}
+        for x, value in self.run.changes(since):
+            found.setdefault(x, value)
+        return found
+
+    def _after(
+        self, body: closing.Body, name: Val, value: Val, start: object, delayed: Mapping[str, str]
+    ) -> Val:
+        if name.name in delayed:
+            first, why = self._start(start, name), delayed[name.name]
+            what = (body, name, value, first, self.op.loc, why)
+            return tables.carried(*what) or scan.carried(*what)
+        try:
+            return self._lifted(body, name, value, start)
+        except NotLifted as why:
+            raise Carried(str(why), {name.name}) from why
+
+    def _start(self, start: object, name: Val) -> Val:
+        """What is carried into the first iteration."""
+        if isinstance(start, Val) and start.dtype is name.dtype:
+            return start
+
+        def element(idx: tuple[Index, ...]) -> Expr:
+            found = self._first(start, name, idx)
+            if found is None:
+                raise NotLifted("it carries what is no tensor before it")
+            return found
+
+        return self.b.tensor(name.shape, name.dtype, element)
+
+    def _lifted(self, body: closing.Body, name: Val, value: Val, start: object) -> Val:
+        if value.name == name.name:
+            if isinstance(start, Val):
+                return start
+            raise NotLifted("a number is carried that becomes a tensor")
+
+        def element(r: tuple[Index, ...]) -> Expr:
+            e = body.element(value, r, name.name)
+            before = self._first(start, name, r)
+            carry = Carry(self.b, name.name, r, before, self.axis, body.merged)
+            if before is None and carry.has(e):
+                raise NotLifted("it carries what is no tensor before it")
+            found = carry.result(e)
+            body.check(found)
+            return found
+
+        try:
+            return self.b.tensor(name.shape, name.dtype, element)
+        except NotLifted as why:
+            d = self.b.program.defs.get(value.name)
+            if d is None or not d.op or "(" in str(why):
+                raise
+            raise NotLifted(f"{why} ({d.op} at {d.loc})") from why
+
+    def _first(self, start: object, name: Val, r: tuple[Index, ...]) -> Expr | None:
+        if isinstance(start, Val):
+            return self.b.load(start, r)
+        if isinstance(start, Expr):
+            return self.b.cast(start, name.dtype)
+        if isinstance(start, bool | int | float) and (
+            name.dtype.is_float or not isinstance(start, float)
+        ):
+            return self.b.const(start, name.dtype)
+        return None
+
+    def _note_view(self, y: Abs, result: Abs) -> None:
+        """What is a view, in PyTorch, of a tensor from before the loop, or of one that others are
+        views of, must not leave the region, and neither is changed."""
+        root = root_of(y)
+        if (root is not y and self._is_known(root)) or self._has_another_view(root, y):
+            self.run.items[result] = Item(self.op, None)
+            self.run.blocked.update((result, root))
+
+    def _note_choice(self, x: Abs, y: Abs, result: Abs) -> None:
+        """Where no iteration may have changed it, the result is another name of what it began as,
+        and neither is changed."""
+        if y not in self.run.chosen:
+            return
+        if not isinstance(x.value, Val):
+            raise NotLifted("a number is carried that becomes a tensor in some iterations")
+        others = self.run.items[x].aliases if x in self.run.items else ()
+        if x.origin is not None or x.base is not None or others is None:
+            raise NotLifted(
+                "it carries a tensor from before it that some iterations leave as it is"
+            )
+        self.run.chosen.add(result)
+        self.run.blocked.update((result, x))
+        self.run.items[result] = Item(self.op, (x, *others), is_choice=True)
+
+    def _aliases(
+        self, grown: Growing, yields: Sequence[Abs], after: Mapping[Abs, Abs]
+    ) -> tuple[Abs | None, tuple[Abs, ...]]:
+        """What the loop hands on and is the last item; all from outside that may be some item."""
+        added = [*grown.elems, *grown.in_front]
+        handed = dict(zip(self.args, yields, strict=True))
+
+        def back(x: Abs) -> set[Abs]:
+            found: set[Abs] = set()
+            while x not in found:
+                found.add(x)
+                x = handed.get(x, x)
+            return found
+
+        mine = {y for x in added for y in back(x)}
+        found = [result for y, result in after.items() if back(y) & mine]
+        found += [x for a, x in zip(self.args, self.carried, strict=True) if a in mine]
+        found += [y for x in mine if x in self.run.items for y in self.run.items[x].aliases or ()]
+        self.run.blocked.update(found)  # the list would change with them
+        return (after.get(added[-1]) if added else None), tuple(found)
+
+    def _rows(
+        self,
+        body: closing.Body,
+        grown: Growing,
+        before: object,
+        names: tuple[Abs | None, tuple[Abs, ...]],
+    ) -> Rows:
+        added = [*grown.elems, *grown.in_front]
+        if len(added) != 1 and (grown.in_front or not added):
+            raise NotLifted("a list does not grow by as many tensors at its end in each iteration")
+        count, values = len(added), [self._item(x) for x in added]
+        value = values[0]
+        if any(x.dtype is not value.dtype or x.shape != value.shape for x in values):
+            raise NotLifted("a list grows by tensors of several shapes")
+        self._check_sizes(value.shape)
+        shape = (self.axis.extent * count, *value.shape)
+
+        def element(idx: tuple[Index, ...]) -> Expr:
+            step, which = floordiv(idx[0], count), self.b.at(mod(idx[0], count))
+            items = [self._in_step(body, x, step, idx[1:]) for x in values]
+            e = items.pop()
+            for k in range(count - 2, -1, -1):
+                e = self.b.select(self.b.apply("eq", which, self.b.at(k)), items[k], e)
+            return e
+
+        found = self.b.tensor(shape, value.dtype, element)
+        made = self.b.program.defs[found.name]
+        own, node = tuple(map(as_index, made.axes)), made.expr
+        source = node.source if isinstance(node, Load) and node.index == own else ""
+        if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
+            found = Val(source, found.shape, found.dtype)  # all iterations of one value
+        are_views = any(root_of(x) is not x and self._is_known(root_of(x)) for x in added)
+        chunk = Chunk(found, *names, are_views=are_views)
+        if grown.elems:
+            return Rows((*pieces_of(before), chunk), self.op)
+        return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
+
+    def _item(self, elem: Abs) -> Val:
+        """A tensor that a list grows by."""
+        if elem in self.outer or not isinstance(elem.value, Val):
+            raise NotLifted("a list grows by what was made before the loop")
+        base = root_of(elem)
+        if base is not elem and base in self.outer and base.origin is None:
+            raise NotLifted("a list grows by views of what the program made")
+        self.run.refresh([elem])
+        assert isinstance(elem.value, Val)
+        return elem.value
+
+    def _in_step(self, body: closing.Body, value: Val, step: Index, at: Sequence[Index]) -> Expr:
+        """An element of what an iteration has made."""
+        e = closing.at_indices(body.element(value, at, ""), {self.axis: step})
+        try:
+            body.check(e)
+        except NotLifted as why:
+            read = closing.roots(self.b.program.defs, e)
+            raise Carried(str(why), read, are_read=True) from why
+        return e
+
+
+def _check_nest(program: Program) -> None:
+    """Raises NotLifted where no loop can be the one outside."""
+    try:
+        nests.check(program)
+    except nests.NoNest as why:
+        raise NotLifted(str(why)) from why
+
+
+def _tensors_of(value: object) -> list[Val]:
+    if isinstance(value, Rows):
+        return [x.whole for x in value.pieces if isinstance(x, Chunk)]
+    return [value] if isinstance(value, Val) else []
+
+
+def _knows(x: Abs, axis: Axis) -> bool:
+    if isinstance(x.value, Index) and axis in deep_atoms(x.value):
+        return True
+    if isinstance(x.value, Expr) and axis in x.value.free:
+        return True
+    if isinstance(x.value, Seq | Map) and any(_knows(e, axis) for e in x.value.elems):
+        return True
+    return isinstance(x.origin, Origin) and any(_knows(o, axis) for o in x.origin.operands)

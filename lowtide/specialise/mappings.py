@@ -1,0 +1,69 @@
+"""Abstract evaluation of ops on dicts whose keys are known.
+
+In: an op of the `dict` family and abstract operands. Out: what it gives, and the dict afterwards.
+
+    dict.item({"a": t0, "b": t1}, "b")   ->  t1
+    dict.set({"a": t0}, "b", t1)         ->  {"a": t0, "b": t1}
+
+The op's own Python function is run on a dict of abstract values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from lowtide.ir import opdefs
+from lowtide.specialise.abstract import Abs, Map, Seq, concrete, constant, is_constant
+from lowtide.texpr.build import Unsupported
+
+
+def make(operands: Sequence[Abs]) -> Abs:
+    """`{key: value}` of alternating keys and values."""
+    entries = {_key(k): v for k, v in zip(operands[::2], operands[1::2], strict=True)}
+    return _mapping(entries)
+
+
+def evaluate(op_name: str, operands: Sequence[Abs]) -> tuple[Abs, Map]:
+    """The op's result, and what the dict is after it."""
+    definition = opdefs.find(op_name)
+    found = operands[0].value if operands else None
+    if definition is None or not isinstance(found, Map):
+        raise Unsupported("a dict that is known only at run time")
+    entries = found.entries()
+    args: list[Any] = [_argument(op_name, k, x) for k, x in enumerate(operands[1:])]
+    try:
+        result = definition.run(entries, *args)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unsupported(f"raises {type(error).__name__}") from error
+    return _wrapped(result), Map(tuple(entries), tuple(entries.values()))
+
+
+def _argument(op_name: str, position: int, x: Abs) -> Any:
+    if op_name == "dict.update":
+        if not isinstance(x.value, Map):
+            raise Unsupported("a dict that is known only at run time")
+        return x.value.entries()
+    return _key(x) if position == 0 else x
+
+
+def _key(x: Abs) -> Any:
+    if not is_constant(x):
+        raise Unsupported("a key that is known only at run time")
+    return concrete(x)
+
+
+def _wrapped(found: object) -> Abs:
+    if isinstance(found, Abs):
+        return found
+    if isinstance(found, dict):
+        return _mapping(cast("dict[Any, Abs]", found))
+    if isinstance(found, list | tuple):
+        kind = list if isinstance(found, list) else tuple
+        elems = cast("Sequence[object]", found)
+        return Abs(Seq(kind, tuple(map(_wrapped, elems))))
+    return constant(found)
+
+
+def _mapping(entries: dict[Any, Abs]) -> Abs:
+    return Abs(Map(tuple(entries), tuple(entries.values())))

@@ -1,0 +1,69 @@
+"""What a call must tell before a question about sizes can be answered.
+
+In: the symbols of a question that stayed open. Out: the ints of the call that would answer it, and
+what the user calls them.
+
+    n = (x.shape[2] - 3) // stride        c0: Python divides, as the sign of stride is not known
+    out[i : i + n]                        is i + c0 within out?  it takes stride as a constant
+
+An int by which sizes are divided is free until such a question: of most of them nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from lowtide.ir.core import Value
+from lowtide.specialise.abstract import Abs, Origin
+from lowtide.specialise.signature import Spot
+from lowtide.texpr.build import Builder, symbols
+from lowtide.texpr.index import Index
+
+# Which operand must be known for the result to be an index.
+_DIVISOR: Final = {"py.floordiv": 1, "py.mod": 1, "py.range_len": 2}
+
+
+def divisors_behind(
+    names: Iterable[str], derived: Mapping[str, Abs], spots: Mapping[str, Sequence[Spot]]
+) -> frozenset[str]:
+    """The ints of the call by which these numbers were divided."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    stack = list(names)
+    while stack:
+        name = stack.pop()
+        origin = derived[name].origin if name in derived else None
+        if name in seen or not isinstance(origin, Origin):
+            continue
+        seen.add(name)
+        for k, x in enumerate(origin.operands):
+            if not isinstance(x.value, Index):
+                continue
+            inside = symbols(x.value)
+            stack.extend(inside)
+            if k == _DIVISOR.get(origin.name):
+                found |= {n for n in inside if any(dim < 0 for _, dim in spots.get(n, ()))}
+    return frozenset(found)
+
+
+def told(
+    names: Iterable[str],
+    live: Sequence[Value],
+    derived: Mapping[str, Abs],
+    spots: Mapping[str, Sequence[Spot]],
+    b: Builder,
+) -> str:
+    """These symbols by what the user calls them, or by what computes them; which op asks."""
+    found: dict[str, None] = {}
+    for name in sorted(names):
+        if name in derived:
+            origin = derived[name].origin
+            op = origin.name.rpartition(".")[2] if isinstance(origin, Origin) else ""
+            found[f"what `{op}` gives" if op else "a number of the run"] = None
+        for place, dim in spots.get(name, ())[:1]:
+            path = "".join(f"[{i!r}]" for i in place.path)
+            what = f"{live[place.position].name or '_'}{path}"
+            found[what if dim < 0 else f"{what}.shape[{dim}]"] = None
+    what = ", ".join(found) or "the loop's index"
+    return f"{what} ({b.op} at {b.loc})"

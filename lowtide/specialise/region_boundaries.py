@@ -1,0 +1,132 @@
+"""Which ops end a region, wherever they stand, and why; which of them belong to the next one.
+
+In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, Final
+
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op, Value, free_values, walk
+from lowtide.ir.types import ClassType
+from lowtide.ops.additions import ADDITIONS
+from lowtide.specialise import late_binding
+from lowtide.specialise.abstract import Abs, tensors_in
+from lowtide.specialise.lifting import inplace
+from lowtide.texpr.build import Unsupported, Val
+
+
+class Stop(Unsupported):
+    """This op ends the region; the text says why."""
+
+
+SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
+
+STOPPING: Final = {
+    "mutate": "changes a tensor in place",
+    "call_torch": "has no record",
+    "print": "prints",
+    "raise": "raises",
+    "with": "enters a context manager",
+    "section": "is done in chunks",
+    "recalled": "has a result that was kept",
+    "attr.set": "changes an object",
+    "object.new": "makes an object",
+    "py.call": "calls a Python function",
+    "enum.get": "looks up an enum",
+    "future.done": "makes a future",
+}
+_HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # they only hold what they are given
+_STOPPING_FAMILIES: Final = {"set": "works on a set"}
+
+
+def ends_region(op: Op) -> str:
+    """As `static_reason`, but for writes that are followed if the region made the tensor."""
+    if op.name == "mutate" and (inplace.out_of_place(op) or inplace.addition(op)):
+        return ""
+    return static_reason(op)
+
+
+def static_reason(op: Op) -> str:
+    """Why this op ends a region, "" if it need not."""
+    family = op.name.partition(".")[0]
+    if op.name == "call_torch" and late_binding.may_bind(op):
+        return ""
+    if op.name == "section" and op.attrs["chunks"] == 1:
+        return "is computed again in the backward pass"
+    if op.name in STOPPING or family in _STOPPING_FAMILIES:
+        return STOPPING.get(op.name) or _STOPPING_FAMILIES[family]
+    if op.name == "call_module":
+        return f"is a module that PyTorch runs: {op.attrs['why']}"
+    if op.name in ("attr.get", "py.call_method") and isinstance(op.operands[0].type, ClassType):
+        return "reads an object"
+    if op.name.startswith("torch."):
+        try:
+            record: Any = opdefs.torch_record(op.name)
+        except KeyError:
+            return "has no record"
+        return "" if record.lower is not None else "is not lowered"
+    return ""
+
+
+def only_prepares(op: Op) -> bool:
+    """Does it make nothing but numbers, and lists and tuples of what is there?"""
+    definition = opdefs.find(op.name)
+    if op.blocks or adds_at_places(op) or (definition is not None and definition.writes):
+        return False
+    return not op.name.startswith("torch.") or opdefs.has_kind(op.name, ("size",))
+
+
+def adds_at_places(op: Op) -> bool:
+    """Does it add at places that are data, or may turn out to?"""
+    name = op.attrs.get("target", op.attrs.get("name", op.name))
+    return str(name).rpartition(".")[2].removesuffix("_") in ADDITIONS
+
+
+def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
+    """Does it look into what the region has added to at places that are data?"""
+    if op.name in _HOLDING:
+        return False
+    found = (x.value for v in free_values([op]) if v in env for x in tensors_in(env[v]))
+    return any(isinstance(x, Val) and x.name in sums for x in found)
+
+
+def is_short(
+    loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool, most: float
+) -> bool:
+    """Is it so few ops in all, `most` of them, each for every element by itself, that they are
+    better written out? `is_within`: in a loop that is to be lifted. There writes are not written
+    out, for then an iteration would write many parts of a tensor, of which none is a row."""
+    if is_within and any(op.name == "mutate" for block in loop.blocks for op in walk(block)):
+        return False
+    count = _written_out(loop, env) if isinstance(trips, int) else None
+    return count is not None and isinstance(trips, int) and trips * count <= min(SHORT_OPS, most)
+
+
+def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
+    """How many tensor ops are in its blocks; None if not each is for every element by itself, or
+    if that is not known."""
+    found, numbers = 0, dict[Value, int]()
+    for op in (op for block in outer.blocks for op in block.ops):
+        if op.name == "const" and isinstance(op.attrs["value"], int):
+            numbers[op.results[0]] = op.attrs["value"]
+        if op.blocks:
+            x = op.operands[0] if op.name == "loop" else None
+            trips = 1 if x is None else env[x].value if x in env else numbers.get(x)
+            count = _written_out(op, env)
+            if count is None or (count and not isinstance(trips, int)):
+                return None
+            found += trips * count if isinstance(trips, int) else 0
+        elif op.name.startswith("torch."):
+            if not opdefs.has_kind(op.name, ("pointwise", "view", "size", "factory")):
+                return None
+            found += 1
+    return found
+
+
+def about_a_loop(reason: str) -> str:
+    """Why the driver runs a loop, after "the loop": reasons of ops in it say what those need."""
+    says_so = reason.startswith(("is not lifted", "loops as often"))
+    return reason if says_so else f"is not lifted: {reason}"

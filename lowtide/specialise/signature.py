@@ -1,0 +1,357 @@
+"""Signatures: what of a region's live-ins is constant in a Program, and what a symbol.
+
+In: live values. Out: a `Binding`: a class key that equal programs share, abstract values, and the
+numbers of this call.
+
+    x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
+
+A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. A dim that has
+been several sizes up to 32 is a symbol from 5 on. Strides are derived from the sizes of a tensor
+that has no gaps, in whatever order its dims lie, else each is 0, 1, or a symbol. An int is a symbol
+of its own, a float a runtime number, all else a constant. Positions in `Levels` are escalated
+towards constants.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from lowtide import config
+from lowtide.ir import dtypes
+from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.runtime import blocks
+from lowtide.specialise.abstract import OPAQUE, Abs, Map, Place, Seq, constant
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.index import Index, Size, as_index, row_major
+from lowtide.texpr.orders import Order, order_of, strides_in
+from lowtide.torch_private import torch_state
+
+SMALL = 32  # sizes up to this are constants of the signature …
+MOST_SMALL = 2  # … while a dim has had no more than so many of them …
+TINY = 4  # … sizes up to this not counted: n - 1 of a larger one is no 1, which would broadcast
+
+LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
+
+VARIES, FREE, SIZE_LIKE, CONSTANT = -1, 0, 1, 2
+Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor there
+Levels = dict[Spot, int]
+
+PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OWN_TYPES = (*PLAIN_TYPES, enum.Enum, type(UNBOUND))
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
+_GRAD_ON = torch.is_grad_enabled
+_STRIDED = torch.strided
+CPU = torch.device("cpu")
+
+
+def _is_known(v: object) -> bool:
+    """Whether the value itself is part of the signature; of other objects only the class is."""
+    return isinstance(v, _OWN_TYPES)
+
+
+def is_mapping(v: Any) -> bool:
+    """Whether it is a dict that the signature looks into: its keys can stand in source text."""
+    return type(v) is dict and all(type(k) in (str, int) for k in cast("dict[Any, Any]", v))
+
+
+class Ineligible(Exception):
+    """PyTorch itself must handle these values. The text says why, for `explain()`."""
+
+
+def exact_key(
+    values: Any, parts: list[Any], floats: bool = False, on_meta: bool = False
+) -> list[Any]:
+    """Appends all that a Specialisation may depend on; `floats`: the values of floats too.
+
+    Raises Ineligible for tensors that are not plain ones, `on_meta` or on a machine."""
+    for v in values:
+        kind = type(v)  # pyright: ignore[reportUnknownVariableType]
+        if kind in TENSOR_TYPES:
+            if not (v.is_meta if on_meta else v.is_cpu or v.is_cuda) or v.layout is not _STRIDED:
+                raise Ineligible("a tensor that is not a dense one on the CPU or a GPU")
+            if v.is_cuda:
+                parts.append(v.device)
+            if v.is_neg() or v._is_zerotensor():
+                raise Ineligible("a lazily negated tensor, or one of zeros without memory")
+            if v.is_nested:
+                raise Ineligible("a nested tensor")
+            records = v.requires_grad and _GRAD_ON()
+            parts += (v.dtype, v.shape, v.is_contiguous() or v.stride(), records)
+        elif kind is float:
+            parts += (float, v.hex()) if floats else (float,)
+        elif kind is int or kind in PLAIN_TYPES:
+            parts += (kind, v)
+        elif isinstance(v, tuple | list):
+            parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
+            exact_key(v, parts, floats, on_meta)
+        elif kind is dict:
+            parts += (kind, *v)
+            exact_key(v.values(), parts, floats, on_meta)
+        elif isinstance(v, torch.Tensor):
+            raise Ineligible(f"a tensor of type {kind.__name__}")
+        else:
+            parts += (kind, v) if isinstance(v, enum.Enum) else (kind,)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """In place of strides, which the sizes give: see `texpr/orders`."""
+
+    order: Order
+
+
+Code = int | str  # a size: a constant, or the name of a symbol
+# The least value of symbols, by the letter of their names; others may be anything.
+LEAST = {"s": SMALL + 1, "v": TINY + 1}
+
+
+class Binding:
+    """One call's live-ins seen through the signature; raises Ineligible for a dtype not computed
+    in.
+
+    `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
+    where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
+    `wanted` the tensors that want a gradient; `device`: where all of them are, meta tensors on
+    the one that was given; `is_contiguous`: are all of them?"""
+
+    def __init__(
+        self,
+        values: Sequence[Any],
+        levels: Levels,
+        floats_constant: bool,
+        device: torch.device = CPU,
+    ) -> None:
+        self.values = values
+        self._meta_device = device
+        self.numbers: dict[str, int] = {}
+        self.spots: dict[str, list[Spot]] = {}
+        self.tensors: dict[str, Place] = {}
+        self.floats: dict[str, Place] = {}
+        self.wanted: list[str] = []
+        self.is_contiguous = True
+        self._device: torch.device | None = None
+        self._levels = levels
+        self._floats_constant = floats_constant
+        self._shared_names: dict[int, str] = {}
+        self._constants: set[int] = set()
+        if VARIES in levels.values():
+            steady = (n for spot, n in dims(values) if levels.get(spot, FREE) != VARIES)
+            self._constants.update(n for n in steady if n <= SMALL)
+        self._forms: list[Any] = []
+        for i, v in enumerate(values):
+            self._describe(v, Place(i))
+        self.key = tuple(self._forms)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are; the CPU if there are none."""
+        return self._device or CPU
+
+    @property
+    def machine(self) -> str:
+        """What kernels are made for: see `codegen/machines`."""
+        if self.device.type == "cuda":
+            return str(self.device)
+        return "interpreter" if config.current().interpret_blocks else "cpu"
+
+    def _describe(self, v: Any, place: Place) -> None:
+        if isinstance(v, torch.Tensor):
+            self._forms.append(self._tensor(v, place))
+        elif type(v) is int:
+            self._forms.append((int, self._int(v, place)))
+        elif type(v) is float:
+            if not self._floats_constant:
+                self.floats[f"f{len(self.floats)}"] = place
+            self._forms.append((float, v.hex() if self._floats_constant else ""))
+        elif isinstance(v, tuple | list):
+            elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
+            self._forms.append((type(v), len(elems)))  # pyright: ignore[reportUnknownArgumentType]
+            for i, e in enumerate(elems):
+                self._describe(e, place.of(i))
+        elif is_mapping(v):
+            self._forms.append((dict, *v))
+            for key, e in v.items():
+                self._describe(e, place.of(key))
+        else:
+            self._forms.append((type(v), v if _is_known(v) else ""))
+
+    def _int(self, v: int, place: Place) -> Code:
+        spot = (place, -1)
+        level = self._levels.get(spot, FREE) if abs(v) < LARGE else CONSTANT
+        if level == FREE:
+            return self._symbol("n", v, spot)
+        return v if level == CONSTANT or v <= SMALL else self._shared(v, spot)
+
+    def _tensor(self, t: torch.Tensor, place: Place) -> tuple[Any, ...]:
+        dtype = dtypes.from_torch(t.dtype)
+        if dtype is None:
+            raise Ineligible(f"a tensor of {t.dtype}")
+        device = self._meta_device if t.is_meta else t.device
+        if device.type == "cuda" and blocks.missing():
+            if not t.is_meta:  # it is a call
+                blocks.tell_missing()
+            raise Ineligible(blocks.missing())
+        if self._device not in (None, device):
+            raise Ineligible("tensors on several devices")
+        self._device = device
+        name = f"x{len(self.tensors)}"
+        self.tensors[name] = place
+        records = t.requires_grad and _GRAD_ON()
+        if records:
+            self.wanted.append(name)
+        shape = tuple(self._dim(size, (place, d)) for d, size in enumerate(t.shape))
+        if t.is_contiguous():
+            return (dtype, shape, None, records)
+        self.is_contiguous = False
+        order = order_of(t.shape, t.stride())
+        if order is not None:
+            return (dtype, shape, Dense(order), records)
+        strides = tuple(
+            0 if size == 1 else stride if stride in (0, 1) else self._symbol("d", stride, None)
+            for size, stride in zip(t.shape, t.stride(), strict=True)
+        )
+        return (dtype, shape, strides, records)
+
+    def _dim(self, size: int, spot: Spot) -> Code:
+        level = self._levels.get(spot, FREE) if self._levels else FREE
+        if level == VARIES and size > TINY and size not in self._constants:
+            return self._shared(size, spot, "v")
+        return size if size <= SMALL or level == CONSTANT else self._shared(size, spot)
+
+    def _shared(self, value: int, spot: Spot, letter: str = "s") -> str:
+        found = self._shared_names.get(value)
+        if found is None:
+            found = self._shared_names[value] = self._symbol(letter, value, spot)
+        else:
+            self.spots[found].append(spot)
+        return found
+
+    def _symbol(self, letter: str, value: int, spot: Spot | None) -> str:
+        name = f"{letter}{len(self.numbers)}"
+        self.numbers[name] = value
+        self.spots[name] = [spot] if spot is not None else []
+        return name
+
+    def abstract(self) -> tuple[Builder, list[Abs]]:
+        """A builder with the tensors as inputs, and the abstract live-ins."""
+        builder = Builder()
+        builder.device = self.device
+        builder.adds = torch_state.in_any_order(self.machine)
+        builder.default_device = torch_state.default_device() or CPU
+        lower = torch_state.autocast_dtype(self.device.type)
+        builder.autocast = None if lower is None else dtypes.from_torch(lower)
+        source = _Source(builder, iter(self._forms), iter(self.tensors), iter(self.floats))
+        live = [self._abstract(v, Place(i), source) for i, v in enumerate(self.values)]
+        return source.builder, live
+
+    def _abstract(self, v: Any, place: Place, source: _Source) -> Abs:
+        kind, *form = next(source.forms)
+        if isinstance(v, torch.Tensor):
+            return Abs(_input(source.builder, next(source.tensors), kind, *form[:2]), place)
+        if kind is int:
+            code: Code = form[0]
+            return Abs(code if isinstance(code, int) else size_of(code), place)
+        if kind is float and self._floats_constant:
+            return constant(v)
+        if kind is float:
+            return Abs(ex.scalar(next(source.floats), dtypes.f64), place, dynamic=True)
+        if isinstance(v, tuple | list):
+            elems: list[Any] = list(v)  # pyright: ignore[reportUnknownArgumentType]
+            inner = [self._abstract(e, place.of(i), source) for i, e in enumerate(elems)]
+            return Abs(Seq(kind, tuple(inner)), place)
+        if is_mapping(v):
+            inner = [self._abstract(e, place.of(key), source) for key, e in v.items()]
+            return Abs(Map(tuple(v), tuple(inner)), place)
+        return constant(v) if _is_known(v) else Abs(OPAQUE, place)
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is left of a binding to be made abstract."""
+
+    builder: Builder
+    forms: Iterator[Any]
+    tensors: Iterator[str]
+    floats: Iterator[str]
+
+
+def _input(
+    builder: Builder,
+    name: str,
+    dtype: dtypes.DType,
+    shape: tuple[Code, ...],
+    strides: tuple[Code, ...] | Dense | None,
+) -> Val:
+    sizes = [size_of(code) for code in shape]
+    if strides is None:
+        return builder.input(name, sizes, row_major(sizes), dtype)
+    if isinstance(strides, Dense):
+        steps = strides_in(sizes, strides.order)
+        return builder.input(name, sizes, steps, dtype, strides.order)
+    return builder.input(name, sizes, [size_of(code) for code in strides], dtype)
+
+
+def size_of(code: Code) -> Index:
+    """A constant, or the symbol of this name."""
+    if isinstance(code, int):
+        return as_index(code)
+    return size_symbol(code, LEAST.get(code[0]))
+
+
+@functools.cache
+def size_symbol(name: str, low: int | None) -> Index:
+    """The symbol of this name; the same object in every signature, so that guards can be
+    compared."""
+    return as_index(Size(name, low))
+
+
+def dims(values: Sequence[Any]) -> Iterator[tuple[Spot, int]]:
+    """Every dim of every tensor among live-ins."""
+    for k, v in enumerate(values):
+        yield from _dims(v, Place(k))
+
+
+def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
+    if isinstance(v, torch.Tensor):
+        yield from (((place, d), n) for d, n in enumerate(v.shape))
+        return
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(v, tuple | list):
+        entries = enumerate(cast("Sequence[Any]", v))
+    elif is_mapping(v):
+        entries = v.items()
+    for key, e in entries:
+        yield from _dims(e, place.of(key))
+
+
+def with_varying(
+    levels: Levels, values: Sequence[Any], seen: dict[Spot, set[int]]
+) -> Levels | None:
+    """The levels with dims that have been too many small sizes by now; None if there are no new
+    ones. `seen`: which they were."""
+    found: Levels = {}
+    for spot, n in dims(values):
+        if TINY < n <= SMALL and levels.get(spot, FREE) == FREE:
+            seen.setdefault(spot, set()).add(n)
+            if len(seen[spot]) > MOST_SMALL:
+                found[spot] = VARIES
+    return levels | found if found else None
+
+
+def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels | None:
+    """The levels with these symbols nearer to constants: free ints first, then size-like ints, then
+    dims. None where none of them can be raised further."""
+    spots = [s for name in symbols for s in binding.spots.get(name, [])]
+    ints = [s for s in spots if s[1] == -1]
+    if ints:
+        return levels | {s: min(levels.get(s, FREE) + 1, CONSTANT) for s in ints}
+    dims = dict.fromkeys(spots, CONSTANT)
+    return levels | dims if dims else None

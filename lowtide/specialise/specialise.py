@@ -1,0 +1,600 @@
+"""Specialisation: abstract interpretation of a block's ops into one tensor-expression Program.
+
+In: a block, where to start, abstract live-ins. Out: a `Trace`: how far the ops could be followed,
+why not further, and the abstract value of everything made on the way.
+
+    y = x[:, None] - c      sub           t1[i, j, k] = x[i, k] - c[j, k]
+    d = (y * y).sum(-1)     mul, sum      t2[i, j] = sum[k](t1[i, j, k] * t1[i, j, k])
+    print(d.min())          print         stops here: "print"
+
+An `if` whose condition is known is its live branch; a `loop` whose trips are known and few is
+unrolled. Either is followed whole or not at all, so that a trace ends between two ops of the outer
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.errors import Loc
+from lowtide.ir import dtypes, opdefs, python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Block, Op, Value, free_values
+from lowtide.ir.named_results import RESULTS, class_of_result, field_names
+from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ops.autocast import under_autocast
+from lowtide.ops.cells import ONLY_IN_LOOPS
+from lowtide.specialise import control, late_binding, mappings, scalars
+from lowtide.specialise.abstract import (
+    OPAQUE,
+    Abs,
+    Map,
+    Origin,
+    Pending,
+    Place,
+    Seq,
+    constant,
+    frozen,
+    is_constant,
+    operands_of,
+    raw,
+    tensors_in,
+)
+from lowtide.specialise.activity import Activity, Full
+from lowtide.specialise.lifting import inplace, rows
+from lowtide.specialise.lowering_operands import (
+    elements,
+    has_float,
+    is_too_large,
+    item,
+    viewed,
+    with_floats,
+)
+from lowtide.specialise.missing_sizes import divisors_behind, told
+from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
+from lowtide.specialise.signature import Binding, size_symbol
+from lowtide.texpr import expr as ex
+from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
+from lowtide.texpr.index import Index, as_index, nonnegative
+from lowtide.texpr.pullback import OF_THEIR_OWN
+
+MAX_GUARDS: Final = 12
+MOST_SCALE: Final = 8  # of the size of a region that records gradients
+
+Write = tuple[Abs, Abs]
+
+
+class NeedGuard(Exception):
+    """The signature must be split by whether `index >= 0`."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(str(index))
+        self.index = index
+
+
+class NeedFloats(Exception):
+    """The values of floats must be constants of the signature."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """Ops [start, stop) of the block are followed. `reason` says why `stop` is not, and is empty
+    where the block ended or the region was only cut; `misfit`: shapes do not fit, PyTorch will say
+    so. `writes`: live-ins, and what is written into them when all else is done."""
+
+    stop: int
+    reason: str
+    loc: Loc
+    env: dict[Value, Abs]
+    builder: Builder
+    derived: dict[str, Abs]
+    ops: int
+    misfit: bool = False
+    writes: Sequence[Write] = ()
+
+
+def specialise(
+    block: Block,
+    reach: range,
+    live: Sequence[Value],
+    binding: Binding,
+    assumed: Mapping[Index, bool],
+    floats: Mapping[str, float],
+    statistics: Container[Value] = (),
+) -> Trace:
+    """Follows ops in `reach`. `assumed` answers guards; `floats` are this call's, to see whether
+    an op could be lowered if it knew them; `statistics`: what norms may write. Raises NeedConst,
+    NeedGuard and NeedFloats."""
+    kept: dict[Op, str] = {}
+    scale = 1
+    while True:
+        run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics)
+        env = dict(zip(live, run.live, strict=True))
+        try:
+            return run.trace(block, reach, env)
+        except rows.Escaped as why:
+            if why.cut and scale < MOST_SCALE:
+                scale *= 2  # what reads the list belongs into the same region
+            else:
+                kept[why.op] = str(why)
+
+
+class _Specialiser:
+    def __init__(
+        self,
+        names: Sequence[Value],
+        binding: Binding,
+        assumed: Mapping[Index, bool],
+        floats: Mapping[str, float],
+        kept: Mapping[Op, str],
+        scale: int,
+        statistics: Container[Value],
+    ) -> None:
+        self.names = names
+        self.kept = kept  # loops that fill a list that is needed as one, and by what
+        self.b, self.live = binding.abstract()
+        self.b.ask, self.b.answers = self.ask, assumed
+        self.numbers = binding.numbers
+        self.spots = binding.spots
+        self.assumed = assumed
+        self.floats = floats
+        self.derived: dict[str, Abs] = {}
+        self.ops = 0
+        self.activity = Activity(self.b, binding.wanted, binding.numbers, scale)
+        self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
+        self.views: dict[Abs, inplace.Made] = {}
+        self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
+        self.items: dict[Abs, rows.Item] = {}  # read from lists that a loop has filled
+        self.chosen: set[Abs] = set()  # one of several tensors, as the iteration says
+        self.statistics = statistics
+        self.writes: list[Write] = []
+        self.loop: Op | None = None  # the innermost of those that are lifted
+
+    def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
+        start = reach.start
+        stop, reason, misfit, is_cut = start, "", False, False
+        cut, at_cut = start, self.mark()
+        for op in block.ops[start : reach.stop]:
+            if op is block.terminator:  # of which the region may not have all operands
+                stop += all(v in env for v in op.operands)
+                break
+            if self.ops > control.UNROLL_OPS or self.activity.is_full:
+                is_cut = True
+                break
+            mark = self.mark()
+            try:
+                self.op(op, env)
+            except Full as why:  # it begins the next region, with what only it needs
+                self.reset(at_cut if cut > start else mark)
+                is_cut = cut > start
+                stop, reason = (cut, "") if is_cut else (stop, str(why))
+                break
+            except (Unsupported, ShapeError) as why:
+                self.reset(mark)
+                reason, misfit = str(why), isinstance(why, ShapeError)
+                break
+            except NeedConst as need:
+                if more := self.known_to_call(need.symbols):
+                    raise NeedConst(need.symbols | more) from need
+                self.reset(mark)
+                reason = f"needs a size that is known only at run time: {self.told(need)}"
+                break
+            stop += 1
+            if not only_prepares(op):
+                cut, at_cut = stop, self.mark()
+        loc = block.ops[min(stop, len(block.ops) - 1)].loc
+        if self._undo or self.items:
+            self.refresh(env.values())
+            later = block.ops[stop:] or [block.terminator]
+            alive = {v: env[v] for v in free_values(later) if v in env}
+            escaped = rows.escaping(alive, self.items, later)
+            if escaped is not None:
+                raise rows.Escaped(*escaped, is_cut)
+        return Trace(
+            stop=stop,
+            reason=reason,
+            loc=loc,
+            env=env,
+            builder=self.b,
+            derived=self.derived,
+            ops=self.ops,
+            misfit=misfit,
+            writes=self.writes,
+        )
+
+    def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
+        """Those that may become constants of the signature, so that more can be answered."""
+        return frozenset(n for n in names if self.spots.get(n)) | self.divisors(names)
+
+    def divisors(self, names: Iterable[str]) -> frozenset[str]:
+        return divisors_behind(names, self.derived, self.spots)
+
+    def told(self, need: NeedConst) -> str:
+        """What the user calls the sizes that an answer needs, and which op needs it."""
+        return told(need.symbols, self.names, self.derived, self.spots, self.b)
+
+    # -- what scalars asks --
+
+    def decide(self, index: Index) -> bool | None:
+        """Is index >= 0, in every run of this signature?"""
+        known = self.b.is_known(index)
+        if known is not None or varies(index):
+            return known  # of a loop that is lifted: now so, now so
+        return self.ask(index)
+
+    def ask(self, index: Index) -> bool | None:
+        """The same, whatever branch is followed."""
+        if nonnegative(index) or nonnegative(-index - 1):
+            return nonnegative(index)
+        if varies(index):
+            return None
+        if index in self.assumed:
+            return self.assumed[index]
+        if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
+            return None
+        raise NeedGuard(index)
+
+    def truth(self, x: Abs) -> Abs | None:
+        """bool(x) of a tensor of one element, in a loop that is lifted."""
+        if self.loop is None or not isinstance(x.value, Val):
+            return None
+        if any(as_index(size).const != 1 for size in x.value.shape):
+            return None
+        element = self.b.load(x.value, [0] * x.value.ndim)
+        if x.value.dtype is dtypes.boolean:
+            return Abs(element)
+        return Abs(self.b.apply("ne", element, self.b.const(0, x.value.dtype)))
+
+    def derive_int(self, origin: Origin) -> Abs:
+        name = f"c{len(self.derived)}"
+        found = self.derived[name] = Abs(size_symbol(name, None), origin)
+        return found
+
+    def derive_float(self, origin: Origin) -> Abs:
+        name = f"c{len(self.derived)}"
+        found = Abs(ex.scalar(name, dtypes.f64), origin, dynamic=True)
+        found.dynamic = any(scalars.is_dynamic(x) for x in origin.operands)
+        self.derived[name] = found
+        return found
+
+    # -- ops --
+
+    def op(self, op: Op, env: dict[Value, Abs]) -> None:
+        self.ops += 1
+        reason = ends_region(op)
+        if reason:
+            raise Stop(reason)
+        if self.writes and any(self._may_be_written(v, env) for v in free_values([op])):
+            raise Stop("reads what a norm before it has written")
+        if self.b.sums and reads_sums(op, env, self.b.sums):
+            raise Full("reads what the same region has added to at places that are data")
+        operands = operands_of(op, env)
+        if self._undo:
+            self.refresh(operands)
+        if op.name == "if":
+            results = control.branched(self, op, operands[0], env)
+        elif op.name == "loop":
+            results = control.looped(self, op, operands, env)
+        elif op.name == "assert":
+            if operands[0].value is not True:
+                raise Stop("asserts what is known only at run time")
+            results = []
+        elif op.name == "use":  # of a tensor the shapes have been checked
+            if operands[0].origin is not None and not tensors_in(operands[0]):
+                raise Stop("may raise")
+            results = []
+        elif op.name == "mutate":
+            results = [inplace.mutate(self, op, operands)]
+        elif op.name.startswith("torch."):
+            results = self._torch(op, operands)
+        else:
+            results = self.python(op, operands)
+        env.update(zip(op.results, results, strict=True))
+        if self.b.op in OF_THEIR_OWN:
+            self.b.op = ""  # what is made between ops hands its gradient on
+
+    def python(self, op: Op, operands: list[Abs]) -> list[Abs]:
+        match op.name:
+            case "const":
+                return [constant(op.attrs["value"])]
+            case "undef":
+                return [Abs(UNBOUND)]
+            case "enum.const":
+                members: Any = python_objects.find(str(op.attrs["enum"]))
+                return [Abs(members[str(op.attrs["member"])])]
+            case "cast":
+                return [operands[0]]
+            case "py.member_of" if operands[0].value is not OPAQUE:
+                found = late_binding.type_of(operands[0]) or t.ANY
+                if t.is_number(found) or found in (t.COMPLEX, t.NONE):
+                    raise Unsupported("raises AttributeError")
+                return [operands[0]]
+            case "tuple.make":
+                kind: Any = tuple
+                if "cls" in op.attrs:
+                    kind = python_objects.find(str(op.attrs["cls"]))
+                return [Abs(Seq(kind, tuple(operands)))]
+            case "list.make":
+                return [Abs(Seq(list, tuple(operands)))]
+            case "dict.make":
+                return [mappings.make(operands)]
+            case "tuple.get":
+                return [elements(operands[0])[cast("int", op.attrs["index"])]]
+            case "unpack":
+                elems = elements(operands[0])
+                if len(elems) != len(op.results):
+                    raise Unsupported("raises ValueError")
+                return list(elems)
+            case "attr.get":
+                return [self._attribute(op, operands[0], str(op.attrs["name"]))]
+            case "call_torch":
+                return self._late(op, str(op.attrs["target"]), operands)
+            case "py.call_method":
+                return self._late(op, f"Tensor.{op.attrs['name']}", operands)
+            case "py.isinstance":
+                found = late_binding.is_instance(operands[0], t.parse_type(str(op.attrs["type"])))
+                if found is None:
+                    raise Stop("looks at a type that is known only at run time")
+                return [Abs(found)]
+            case "py.format":
+                if any(tensors_in(x) for x in operands):
+                    raise Stop("prints a tensor")
+                return [
+                    Abs(OPAQUE, Origin(str(op.attrs["template"]).format, tuple(operands), op.name))
+                ]
+            case _:
+                definition = opdefs.find(op.name)
+                if definition is None:
+                    raise Stop("is run by Python")
+                if definition.writes:
+                    return [self._write(op, operands)]
+                if op.name.startswith("dict.") and operands:
+                    return [mappings.evaluate(op.name, operands)[0]]
+                if any(isinstance(x.value, rows.Rows) for x in operands):
+                    return [rows.read(self, op, operands)]
+                if any(isinstance(x.value, Val) for x in operands):
+                    source = late_binding.source_of(op.name)
+                    if source:
+                        return self._late(op, source, operands)
+                return [scalars.evaluate(self, op, definition, operands)]
+
+    def _write(self, op: Op, operands: list[Abs]) -> Abs:
+        """A list or dict made in this region is changed; what it was is kept for a retreat."""
+        xs = operands[0]
+        before = xs.value
+        if any(isinstance(x.value, Pending) for x in operands) and xs.origin is None:
+            self.change(xs, rows.changed(self, op, operands))
+            return Abs(None)
+        if xs.origin is not None or not isinstance(before, Seq | Map):
+            raise Stop("changes what was made before")
+        if isinstance(before, Map):
+            result, after = mappings.evaluate(op.name, operands)
+        else:
+            elems, result = scalars.changed_list(op.name, operands)
+            after = Seq(list, tuple(elems))
+        self.change(xs, after)
+        return result
+
+    # -- what inplace and lifting ask --
+
+    def changes(self, since: int) -> Sequence[tuple[Abs, object]]:
+        """What was changed, and what it was before, in order."""
+        return self._undo[since:]
+
+    def change(self, x: Abs, value: object) -> None:
+        """The list, dict or tensor is another from here on."""
+        self._undo.append((x, x.value))
+        x.value = value
+
+    def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs:
+        """What the function of this name gives."""
+        kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+        found = late_binding.bind_late(source, operands, kwnames)
+        if found is None:
+            raise Stop("changes a tensor in place")
+        record, bound = found
+        flag = next((k for k, p in enumerate(record.params) if p.name == "inplace"), None)
+        if flag is not None and source == op.attrs["target"]:  # its name does not say so
+            if bound[flag].value is not True:
+                raise Stop("changes a tensor in place, or not")
+            bound[flag] = constant(False)
+        return self._lowered(op, record, "pointwise", (), [frozen(x) for x in bound])[0]
+
+    def made_again(self, record: Any, operands: Sequence[Abs]) -> Any:
+        """A view of what its base is now; what it hands on of gradients, it goes on to."""
+        before, self.b.op = self.b.op, record.name
+        first = len(self.b.program.defs)
+        try:
+            found = record.lower(self.b, *[raw(x) for x in operands])
+            return self.activity.after(record.name, found, first)
+        finally:
+            self.b.op = before
+
+    def refresh(self, values: Iterable[Abs]) -> None:
+        for x in values:
+            for tensor in tensors_in(x):
+                inplace.refresh(self, tensor)
+
+    def _late(self, op: Op, source: str, operands: list[Abs]) -> list[Abs]:
+        """An op whose kind of operands was not known before: now it is PyTorch's."""
+        kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+        found = late_binding.bind_late(source, operands, kwnames)
+        if found is None:
+            raise Stop("is known only at run time")
+        record, bound = found
+        return self._lowered(op, record, record.kind, (), [frozen(x) for x in bound])
+
+    def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
+        if isinstance(x.value, Val):
+            return self._late(op, f"Tensor.{name}", [x])[0]
+        if isinstance(x.value, Seq) and name in field_names(x.value.kind):
+            return x.value.elems[field_names(x.value.kind).index(name)]
+        if is_constant(x) and hasattr(x.value, name):
+            return constant(getattr(x.value, name))
+        raise Unsupported(f"attribute {name}")
+
+    # -- torch --
+
+    def _torch(self, op: Op, operands: list[Abs]) -> list[Abs]:
+        record: Any = opdefs.torch_record(op.name)
+        if isinstance(operands[0].value, rows.Rows) and record.name in ("stack", "cat"):
+            self.b.loc, self.b.op = op.loc, record.name
+            return [Abs(rows.joined(self.b, record.name, operands[0].value, operands[1].value))]
+        if op.name != "torch.getitem":
+            return self._lowered(op, record, record.kind, (), [frozen(x) for x in operands])
+        spec = cast("tuple[str, ...]", op.attrs["spec"])
+        if isinstance(operands[0].value, Seq):
+            return [item(operands, spec)]
+        if not isinstance(operands[0].value, Val):
+            raise Unsupported("items of what is no tensor")
+        by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
+        kind = "gather" if by_data or "bool" in spec else "view"
+        return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])
+
+    def _lowered(
+        self, op: Op, record: Any, kind: str, leading: tuple[Abs, ...], operands: list[Abs]
+    ) -> list[Abs]:
+        if record.lower is None:
+            raise Stop("is not lowered")
+        if record.name in ONLY_IN_LOOPS and not self.activity.in_loop:
+            raise Stop("is PyTorch's own, outside of a recurrence")
+        rows = list(zip(record.params[len(leading) :], operands, strict=False))
+        if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
+            raise Unsupported("raises TypeError")  # of an Optional that is None
+        if any(p.types == ("int",) and has_float(x.value) for p, x in rows):
+            raise Unsupported("raises TypeError")  # of a float
+        self.b.loc, self.b.op = op.loc, record.name
+        if any(is_too_large(x) for x in operands):
+            raise Unsupported("raises OverflowError")
+        args = [raw(x, record.kind == "pointwise") for x in (*leading, *operands)]
+        mark = self.mark()
+        self.activity.before(record.name, (*leading, *operands))
+        self.b.masks = kind if self.activity.records else None
+        try:
+            if self.b.autocast is not None:
+                args = under_autocast(self.b, record.name, args)
+            found = record.lower(self.b, *args)
+            self._note_writes(operands, mark[5])
+        except Unsupported as why:
+            self.reset(mark)
+            if self.floats and any(has_float(x) for x in args):
+                self._try_floats(record, args, why)
+            raise
+        finally:
+            self.b.masks = None
+        if kind != "view":
+            self.b.unmasked.update(list(self.b.program.defs)[mark[0] :])
+        found = self.activity.after(record.name, found, mark[0])
+        origin = Origin(record.eager, (*leading, *operands), record.name)
+        made = [*leading, *operands]
+        if len(op.results) > 1:
+            return [
+                self._noted(self._result(r, kind, origin, i), record, made)
+                for i, r in enumerate(found)
+            ]
+        if len(record.results) > 1:  # bound late: PyTorch's tuple
+            parts = tuple(self._result(r, kind, origin, i) for i, r in enumerate(found))
+            cls = class_of_result(f"torch.{record.name.partition('.')[0]}", record.result_names)
+            return [self._noted(Abs(Seq(RESULTS.get(cls, tuple), parts)), record, made)]
+        return [self._noted(self._result(found, kind, origin, None), record, made)]
+
+    def _may_be_written(self, v: Value, env: Mapping[Value, Abs]) -> bool:
+        """Is it running statistics, or in their memory? What the region has made is not."""
+        if v not in self.statistics or v not in env:
+            return False
+        return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
+
+    def _note_writes(self, operands: Sequence[Abs], first: int) -> None:
+        """What the op writes into, from number `first` on, must be the caller's own tensors, each
+        one operand of it."""
+        for old, new in self.b.writes[first:]:
+            tensors = (t for x in operands for t in tensors_in(x))
+            alike = [t for t in tensors if raw(inplace.root_of(t), False).name == old.name]
+            if len(alike) != 1 or not isinstance(alike[0].origin, Place):
+                raise Unsupported("writes statistics of its own, or that are another operand too")
+            if self.loop is not None or self.b.mask is not None:
+                raise Unsupported("writes statistics in a loop or branch")
+            self.writes.append((alike[0], Abs(new)))
+
+    def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:
+        """Keeps in mind how views were made, and what may share memory without being a view."""
+        for x in tensors_in(result):
+            if x.base is not None:
+                self.views[x] = inplace.Made(record, tuple(operands), x.base, x.base.value, x.value)
+                if record.name not in inplace.ALIASING:
+                    self.blocked.add(inplace.root_of(x))
+                continue
+            assert isinstance(x.value, Val)
+            if record.kind == "copy":
+                continue  # the same value, in memory of its own
+            for other in (y for o in operands for y in tensors_in(o)):
+                if isinstance(other.value, Val) and other.value.name == x.value.name:
+                    root = inplace.root_of(other)
+                    self.blocked.update((x, root))
+                    if root in self.items:
+                        self.items[x] = self.items[root]
+        return result
+
+    def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
+        if isinstance(found, Val):
+            if kind != "view":
+                return Abs(found)
+            return Abs(found, origin, item, base=viewed(origin, item))
+        if isinstance(found, list | tuple):
+            elems: list[Any] = list(found)  # pyright: ignore[reportUnknownArgumentType]
+            parts = tuple(self._result(e, kind, origin, i) for i, e in enumerate(elems))
+            as_shape = origin.name in ("shape", "size", "Tensor.shape", "Tensor.size")
+            return Abs(Seq(torch.Size if as_shape else tuple, parts))
+        return constant(found)
+
+    def _try_floats(self, record: Any, args: list[Any], why: Unsupported) -> None:
+        """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
+        mark = self.mark()
+        try:
+            record.lower(self.b, *[with_floats(x, self.floats) for x in args])
+        except (Unsupported, ShapeError, NeedConst):
+            return
+        finally:
+            self.reset(mark)
+        raise NeedFloats from why
+
+    def mark(self) -> tuple[int, int, int, int, int, int]:
+        program = self.b.program
+        return (
+            len(program.defs),
+            len(program.checks),
+            len(program.equalities),
+            len(self._undo),
+            len(program.delays),
+            len(self.b.writes),
+        )
+
+    def reset(self, mark: tuple[int, int, int, int, int, int]) -> None:
+        """Forgets what an op that failed half-way left behind."""
+        program = self.b.program
+        for xs, before in reversed(self._undo[mark[3] :]):
+            xs.value = before
+        del self._undo[mark[3] :]
+        for name in list(program.defs)[mark[0] :]:
+            del program.defs[name]
+        del program.checks[mark[1] :]
+        del program.equalities[mark[2] :]
+        for name in list(program.delays)[mark[4] :]:
+            del program.delays[name]
+        del self.b.writes[mark[5] :], self.writes[mark[5] :]
+
+    def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
+        for op in block.ops[:-1]:
+            if self.activity.is_full:
+                raise Full
+            try:
+                self.op(op, env)
+            except Full:
+                raise
+            except Unsupported as why:
+                raise Stop(f"{why} (in {op.name} at {op.loc})") from why
+        return operands_of(block.terminator, env)

@@ -1,0 +1,249 @@
+"""Time, peak memory and results of several versions of one function, side by side.
+
+In: named callables and the arguments that all of them get. Out: a `Comparison`, one row per
+callable, which prints as a table. Each is called once to warm up, once for its peak memory, then
+several times for its time, turn by turn with the others. One that raises gets a row that says so.
+
+    >>> lt.compare({"eager": f, "lowtide": lt.script(f)}, (boxes1, boxes2))
+    name     min      median   peak      first call  max abs diff  agrees
+    -------  -------  -------  --------  ----------  ------------  ------
+    eager    3963 ms  3970 ms  3.17 GiB     3980 ms  -             -
+    lowtide  33.2 ms  34.0 ms   463 MiB      112 ms  0             yes
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from lowtide.errors import LowtideError
+from lowtide.memory.measure import (
+    Timing,
+    measure_peak,
+    same_random_numbers,
+    tensors_in,
+    time_alternating,
+    time_call,
+)
+from lowtide.tables import format_bytes, format_ms, plain_table
+from lowtide.tools.difference import Difference, difference
+
+_AGREES = {None: "-", True: "yes", False: "NO"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One callable. What could not be measured is None; `error` says why, empty if it ran.
+
+    `peak_bytes` counts the result and all that is live beside it, not the arguments. `max_abs` and
+    `max_rel` are its largest differences from the first callable's result, `agrees` whether they
+    lie within the tolerance; all three are None for the first callable itself.
+    """
+
+    name: str
+    min_ms: float | None = None
+    median_ms: float | None = None
+    first_call_ms: float | None = None
+    peak_bytes: int | None = None
+    peak_method: str = ""
+    max_abs: float | None = None
+    max_rel: float | None = None
+    agrees: bool | None = None
+    note: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows, in the order in which the callables were given."""
+
+    rows: tuple[ComparisonRow, ...]
+
+    def __getitem__(self, name: str) -> ComparisonRow:
+        """The row of that name. Raises KeyError."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"rows": [{"name": …, "min_ms": …, …}, …]}`, ready for JSON."""
+        return {"rows": [dataclasses.asdict(row) for row in self.rows]}
+
+    def __str__(self) -> str:
+        headers = ["name", "min", "median", "peak", "first call", "max abs diff", "agrees"]
+        return plain_table(headers, [_cells(row) for row in self.rows])
+
+    __repr__ = __str__
+
+
+def compare(
+    variants: Mapping[str, Callable[..., object]],
+    args: Sequence[Any] = (),
+    *,
+    repeats: int = 10,
+    seconds: float = 2.0,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Comparison:
+    """Call each of `variants` with `args` and compare time, peak memory and results.
+
+    `repeats` and `seconds` bound the timed calls of each. A result agrees with the first one's if
+    each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
+    `tools/difference`. All calls get the same arguments: a function that changes them changes
+    them for the next, and its row says so. Results are compared for the same random numbers, and
+    torch's generators stand afterwards where they stood. Raises LowtideError if `variants` is
+    empty, no dict or not of functions, or `args` no sequence of arguments; what a variant raises is
+    its row.
+    """
+    if not isinstance(args, list | tuple):
+        raise LowtideError(
+            f"args is a {type(args).__name__}; write a tuple of arguments: "
+            'compare({"eager": f}, (x,))'
+        )
+    if not isinstance(variants, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LowtideError(
+            f"variants is a {type(variants).__name__}; write a dict of functions by name: "
+            'compare({"eager": f}, (x,))'
+        )
+    if not variants:
+        raise LowtideError('compare needs at least one callable: compare({"eager": f}, args)')
+    for name, function in variants.items():
+        if not callable(function):  # pyright: ignore[reportUnnecessaryComparison]
+            raise LowtideError(
+                f"variants[{name!r}] is of type {type(function).__name__}, no function; "
+                'write a dict of functions by name: compare({"eager": f}, (x,))'
+            )
+    for name, given in {"rtol": rtol, "atol": atol}.items():
+        if given is not None and not given >= 0:
+            raise LowtideError(f"{name} is {given}; write a number that is not negative, or None")
+    calls = {name: partial(_called, function, args) for name, function in variants.items()}
+    rows: dict[str, ComparisonRow] = {}
+    reference = _Reference()
+    for name, call in calls.items():
+        try:
+            before = _versions(args)
+            with same_random_numbers():
+                row = _check(name, call, reference, rtol, atol)
+            if _versions(args) != before:
+                row = dataclasses.replace(row, note=f"changes its arguments. {row.note}".rstrip())
+            rows[name] = row
+        except Exception as fault:
+            rows[name] = ComparisonRow(name=name, error=describe_error(fault))
+    faults: dict[str, str] = {}
+    working = {
+        name: _guard(name, call, faults) for name, call in calls.items() if not rows[name].error
+    }
+    with same_random_numbers():
+        timings = time_alternating(working, repeats=repeats, seconds=seconds)
+    for name, timing in timings.items():
+        rows[name] = _with_times(rows[name], timing, faults.get(name, ""))
+    return Comparison(tuple(rows[name] for name in variants))
+
+
+def describe_error(fault: BaseException) -> str:
+    """The kind of an exception and the first line of its message; a second if that ends in `:`."""
+    lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
+    said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
+
+
+def _called(function: Callable[..., object], args: Sequence[Any]) -> object:
+    return function(*args)
+
+
+def _versions(args: Sequence[Any]) -> list[int]:
+    """How often each tensor has been written to."""
+    return [tensor._version for tensor in tensors_in(args) if not tensor.is_inference()]
+
+
+def _copied(value: object) -> object:
+    """A result that later calls cannot change: it may be an argument, or a buffer of a module."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        items = [_copied(item) for item in value]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+class _Reference:
+    """A copy of the first result that a callable gave; all others are compared to it."""
+
+    is_set = False
+    value: object = None
+
+
+def _guard(name: str, call: Callable[[], object], faults: dict[str, str]) -> Callable[[], object]:
+    """`call`, except that its first exception is kept in `faults` and ends its calls."""
+
+    def guarded() -> object:
+        if name in faults:
+            return None
+        try:
+            return call()
+        except Exception as fault:
+            faults[name] = describe_error(fault)
+            return None
+
+    return guarded
+
+
+def _check(
+    name: str,
+    call: Callable[[], object],
+    reference: _Reference,
+    rtol: float | None,
+    atol: float | None,
+) -> ComparisonRow:
+    first_ns, result = time_call(call)
+    device = next((x.device for x in tensors_in(result)), None)
+    del result
+    peak, result = measure_peak(call, device=device)
+    found: Difference | None = None
+    if reference.is_set:
+        found = difference(reference.value, result, rtol=rtol, atol=atol)
+    else:
+        reference.value, reference.is_set = _copied(result), True
+    return ComparisonRow(
+        name=name,
+        first_call_ms=first_ns / 1e6,
+        peak_bytes=peak.peak_bytes,
+        peak_method=peak.method,
+        max_abs=found.max_abs if found else None,
+        max_rel=found.max_rel if found else None,
+        agrees=found.agrees if found else None,
+        note=found.note if found else "",
+    )
+
+
+def _with_times(row: ComparisonRow, timing: Timing, error: str) -> ComparisonRow:
+    if error:
+        return ComparisonRow(name=row.name, error=error)
+    return dataclasses.replace(row, min_ms=timing.min_ns / 1e6, median_ms=timing.median_ns / 1e6)
+
+
+def _cells(row: ComparisonRow) -> list[str]:
+    if row.error:
+        return [row.name, "-", "-", "-", "-", "-", row.error]
+    agrees = f"{_AGREES[row.agrees]} {row.note}".rstrip()
+    return [
+        row.name,
+        _ms(row.min_ms),
+        _ms(row.median_ms),
+        format_bytes(row.peak_bytes),
+        _ms(row.first_call_ms),
+        "-" if row.max_abs is None else f"{row.max_abs:.2g}",
+        agrees,
+    ]
+
+
+def _ms(time_ms: float | None) -> str:
+    return format_ms(None if time_ms is None else time_ms * 1e6)

@@ -1,0 +1,55 @@
+"""`lowtide doctor`: what Lowtide finds on this machine, and what to do where something is missing.
+
+In: nothing. Out: the runtime's own checks (`lowtide.runtime.doctor`), and around them what only
+people and comparisons need to know: the machine, and what torch.compile needs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+from lowtide.memory.available import available_bytes
+from lowtide.runtime import doctor
+from lowtide.runtime.doctor import Check
+from lowtide.tables import format_bytes
+from lowtide.tools.machine import this_machine
+
+
+def run_checks() -> list[Check]:
+    """All checks, in the order in which they should be read."""
+    return [_machine(), *doctor.checks(), _torch_compile()]
+
+
+def render(checks: list[Check]) -> str:
+    """The checks as plain text: one line each, longer findings and remedies indented below."""
+    width = max(len(check.name) for check in checks)
+    indent = " " * (width + 8)
+    lines: list[str] = []
+    for check in checks:
+        state = "ok" if check.ok else "look"
+        first, *more = check.detail.splitlines() or [""]
+        lines.append(f"{state:<4}  {check.name:<{width}}  {first}")
+        lines += [f"{indent}{line}" for line in more]
+        if check.remedy:
+            lines.append(f"{indent}→ {check.remedy}")
+    return "\n".join(lines)
+
+
+def _machine() -> Check:
+    free = format_bytes(available_bytes())
+    return Check(name="machine", ok=True, detail=f"{this_machine()}\n{free} of memory free")
+
+
+def _torch_compile() -> Check:
+    """What torch.compile needs on a CPU; Lowtide needs neither, its comparisons do."""
+    missing = [] if any(shutil.which(name) for name in ("g++", "clang++")) else ["g++"]
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing.append("Python.h")
+    return Check(
+        name="torch.compile",
+        ok=not missing,
+        detail=f"lacks {' and '.join(missing)}" if missing else "has what it needs",
+        remedy="only to compare with it: `apt install g++ python3-dev`" if missing else "",
+    )

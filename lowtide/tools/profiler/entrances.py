@@ -1,0 +1,87 @@
+"""The ways into PyTorch that no mode sees, watched: a program of torch.jit, autograd's engine, and
+a user's autograd.Function.
+
+They are watched as long as any thread is recorded, which may be longer than a profile: a thread in
+the middle of its work is recorded until its next call that is watched, and PyTorch frees what it
+records into.
+
+    enter()     # a profile, or a thread that is followed, begins
+    leave()     # ... has ended: the last one puts everything back
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowtide import function_apply
+from lowtide.tools.profiler import watch
+from lowtide.tools.profiler.patches import Patches
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_lock = threading.Lock()
+_patches = Patches()
+_inside = 0
+
+
+def enter() -> None:
+    """One more that is recorded."""
+    global _inside
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
+            function_apply.add(_watched_apply)
+            for owner in (_C.ScriptFunction, _C.ScriptMethod):
+                _patches.replace(owner, "__call__", _noted_call)
+
+
+def leave() -> None:
+    """One less."""
+    global _inside
+    with _lock:
+        _inside -= 1
+        if _inside == 0:
+            function_apply.remove(_watched_apply)
+            _patches.undo()
+
+
+def _noted_call(old: Any) -> Any:
+    @functools.wraps(old)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher = watch.current()
+        if watcher is None or watcher.is_paused:
+            return old(self, *args, **kwargs)
+        watcher.note_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        with watcher.busy():
+            return old(self, *args, **kwargs)
+
+    return __call__
+
+
+def _watched_backward(old: Any) -> Any:
+    @functools.wraps(old)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        watcher = watch.current()
+        if watcher is None or watcher.is_paused:  # then it is in something busy
+            return old(*args, **kwargs)
+        with watcher.busy(), watcher.on():
+            return old(*args, **kwargs)
+
+    return run
+
+
+def _watched_apply(
+    run: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """PyTorch records the function as an event around the calls inside it."""
+    watcher = watch.current()
+    if watcher is None or watcher.is_paused:
+        return run(*args, **kwargs)
+    with watcher.busy():
+        return run(*args, **kwargs)

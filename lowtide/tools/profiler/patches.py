@@ -1,0 +1,144 @@
+"""What a profile replaces in PyTorch and Python while it runs, and puts back when it ends.
+
+    nn.Module.__call__              to know the module of an operator
+    threading.Thread.start          to follow threads
+    the work of a ThreadPoolExecutor to follow threads that were started before
+    the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
+    dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
+                                    would see the mode, and compile everything again
+
+Most are private to PyTorch or Python; where a version lacks them, they are left out.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lowtide.errors import LowtideError
+from lowtide.tools.profiler import watch
+
+_WorkItem: Any = concurrent.futures.thread._WorkItem  # pyright: ignore[reportPrivateUsage]
+
+
+class Patches:
+    """Replaced attributes and what they were."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """`owner.name = make(old)`, `old` as it stands there; nothing if there is no such name."""
+        if name in vars(owner):
+            old = owner.__dict__[name]  # got from its class, a method may be bound
+            new = make(old)
+            setattr(owner, name, new)
+            self._before.append((owner, name, old, new))
+
+    def undo(self) -> None:
+        """Everything as it was, the last first; what somebody else has put around ours since, as a
+        first dispose scope does, stays, with ours inside: it does nothing without a profile."""
+        while self._before:
+            owner, name, old, new = self._before.pop()
+            if vars(owner).get(name) is new:
+                setattr(owner, name, old)
+
+
+def apply(
+    start_thread: Callable[[threading.Thread], None], followed: Callable[[Callable[[], Any]], Any]
+) -> Patches:
+    """All of them. `start_thread` is called with each thread about to start, `followed` with
+    each piece of work of a thread that may have run before."""
+    patches = Patches()
+    patches.replace(torch.nn.Module, "__call__", _watched_module_call)
+    patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
+    patches.replace(_WorkItem, "run", functools.partial(_with_work, followed))
+    for name in ("_prepare_profiler", "_enable_profiler"):
+        patches.replace(torch.autograd.profiler, name, _refused)
+    if "torch._dynamo.eval_frame" in sys.modules:
+        _patch_dynamo(patches)
+    else:
+        patches.replace(torch, "compile", functools.partial(_patching_compile, patches))
+    return patches
+
+
+def _watched_module_call(old: Any) -> Any:
+    current = watch.current
+
+    @functools.wraps(old)
+    def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher = current()
+        if watcher is None or watcher.is_paused:
+            return old(self, *args, **kwargs)
+        return watcher.call_module(old, self, args, kwargs)
+
+    return __call__
+
+
+def _with_work(followed: Callable[[Callable[[], Any]], Any], old: Any) -> Any:
+    @functools.wraps(old)
+    def run(self: Any) -> None:
+        followed(functools.partial(old, self))
+
+    return run
+
+
+def _with_thread(start_thread: Callable[[threading.Thread], None], old: Any) -> Any:
+    @functools.wraps(old)
+    def start(self: threading.Thread) -> None:
+        start_thread(self)
+        old(self)
+
+    return start
+
+
+def _refused(old: Any) -> Any:
+    @functools.wraps(old)
+    def refuse(*_: Any, **__: Any) -> None:
+        raise LowtideError(
+            "lt.profile() is running, and uses PyTorch's own profiler: start that one outside of it"
+        )
+
+    return refuse
+
+
+def _patching_compile(patches: Patches, old: Any) -> Any:
+    """torch.compile, which loads dynamo: what it makes then finds the switch replaced."""
+
+    @functools.wraps(old)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        made = old(*args, **kwargs)
+        if "torch._dynamo.eval_frame" in sys.modules and watch.current() is not None:
+            _patch_dynamo(patches)
+        return made
+
+    return compile
+
+
+def _patch_dynamo(patches: Patches) -> None:
+    patches.replace(sys.modules["torch._dynamo.eval_frame"], "_maybe_set_eval_frame", _switch)
+
+
+def _switch(old: Any) -> Any:
+    """Called on entering compiled code and on leaving it, by the same frame; by others between."""
+    if hasattr(old, "lowtide_before"):
+        return old
+
+    def switch(callback: Any) -> Any:
+        watcher = watch.current()
+        if watcher is not None:
+            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            if callable(callback):
+                watcher.enter_compiled(caller)
+            else:
+                watcher.leave_compiled(caller)
+        return old(callback)
+
+    switch.lowtide_before = old  # type: ignore[attr-defined]
+    return switch

@@ -1,0 +1,48 @@
+"""A profile as text: the cells of its table.
+
+In: rows. Out: strings, of which `lowtide.tools.profile_command` makes its tables, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from lowtide.tables import format_bytes, format_ms, plain_table
+from lowtide.tools.profiler.rows import Row, first_rows
+
+HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module", "source")
+
+
+def table_text(rows: Sequence[Row], row_limit: int, peak_bytes: int, remarks: Sequence[str]) -> str:
+    """The first `row_limit` rows under a line with the peak; -1 for all."""
+    shown = first_rows(rows, row_limit)
+    lines = [f"peak {format_bytes(peak_bytes)} ({peak_bytes:,} bytes)"]
+    lines.append(plain_table(HEADERS, [cells(row) for row in shown], left_columns=2))
+    if len(shown) < len(rows):
+        lines.append(f"… and {len(rows) - len(shown)} more rows")
+    lines += [f"note: {remark}" for remark in remarks]
+    return "\n".join(lines)
+
+
+def cells(row: Row) -> list[str]:
+    """A row as the texts of a table under `HEADERS`."""
+    return [
+        row.op,
+        row.phase,
+        str(row.calls),
+        format_ms(row.self_time_ns),
+        format_bytes(row.self_bytes),
+        format_bytes(row.peak_bytes),
+        row.module or "-",
+        short_source(row.file, row.line),
+    ]
+
+
+def short_source(file: str, line: int) -> str:
+    """`train.py:12` for a file below the current folder or elsewhere; "-" if it is not known."""
+    if not file:
+        return "-"
+    path = os.path.relpath(file) if os.path.isabs(file) else file
+    shown = file if path.startswith(os.pardir + os.sep + os.pardir) else path
+    return f"{shown}:{line}"

@@ -1,0 +1,1 @@
+"""The only room that uses names which PyTorch keeps to itself."""
