@@ -83,14 +83,20 @@ class Make(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Ran:
-    """A graph that a call has run. `places`: of inputs that are no parameters; `sizes`: theirs in
-    the latest call; `inputs`: stand-ins of all."""
+    """A graph that a call has run. `sizes`: of the latest inputs that are no parameters, by place;
+    `inputs`: stand-ins of all; both of later graphs only."""
 
     graph: weakref.ref[Graph]
     is_first: bool
-    places: tuple[int, ...]
-    sizes: tuple[Any, ...]
+    sizes: list[tuple[int, torch.Size]]
     inputs: tuple[Any, ...]
+
+    def is_alike(self, args: tuple[Any, ...]) -> bool:
+        """Whether nothing new is known by these inputs."""
+        for k, size in self.sizes:  # noqa: SIM110 - quicker than `all`
+            if args[k].shape != size:
+                return False
+        return True
 
 
 class Asked:
@@ -101,7 +107,7 @@ class Asked:
         self.make = make
         self.budget_bytes = budget_bytes
         self.name: str = getattr(root, "__name__", type(root).__name__)
-        self._ran: dict[int, _Ran] = {}
+        self.ran: dict[int, _Ran] = {}
         self._told: set[str] = set()
 
     def tell(self, text: str) -> None:
@@ -110,20 +116,13 @@ class Asked:
             self._told.add(text)
             warn(f"{self.name}: {text}")
 
-    def runs(self, graph: Graph, args: tuple[Any, ...], is_first: bool) -> None:
-        """A call runs a graph with these inputs."""
-        found = self._ran.get(id(graph))
-        if found is not None and (found.is_first or _sizes(args, found.places) == found.sizes):
-            return
-        places = tuple(k for k, x in enumerate(args) if not isinstance(x, torch.nn.Parameter))
-        key, mine = id(graph), self._ran
-        self._ran[key] = _Ran(
-            weakref.ref(graph, lambda _: mine.pop(key, None)),
-            is_first,
-            places,
-            _sizes(args, places),
-            () if is_first else tuple(map(_stand_in, args)),
-        )
+    def add(self, graph: Graph, args: tuple[Any, ...], is_first: bool) -> None:
+        """A call runs a graph with these inputs, which are new."""
+        key, mine = id(graph), self.ran
+        given: tuple[Any, ...] = () if is_first else args
+        sizes = [(k, torch.Size(x.shape)) for k, x in enumerate(given) if type(x) is torch.Tensor]
+        ref = weakref.ref(graph, lambda _: mine.pop(key, None))
+        mine[key] = _Ran(ref, is_first, sizes, tuple(map(_stand_in, given)))
 
     def graphs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -141,7 +140,7 @@ class Asked:
             if not (why := break_of(module)):
                 return graphs, notes
             notes += [f"Python goes on after this graph: {why}", BETWEEN]
-        for ran in list(self._ran.values()):
+        for ran in list(self.ran.values()):
             graph = ran.graph()
             if graph is not None and not (graphs and ran.is_first):
                 graphs.append((graph, ran.inputs))
@@ -150,48 +149,52 @@ class Asked:
         return graphs, notes
 
 
-class _Call:
-    """One call of a compiled object: which graphs it runs."""
+Listener = Callable[["Graph", tuple[Any, ...]], object]
 
-    __slots__ = ("_asked", "first")
 
-    def __init__(self, asked: Asked) -> None:
+class Call:
+    """One call of a compiled object, or of others' that a `listener` is told of: which graphs it
+    runs."""
+
+    __slots__ = ("_asked", "first", "listener")
+
+    def __init__(self, asked: Asked | None, listener: Listener | None) -> None:
         self._asked = asked
         self.first: Graph | None = None
+        self.listener = listener
 
     def runs(self, graph: Graph, args: tuple[Any, ...]) -> None:
         """Before it does."""
+        if self.listener is not None:
+            self.listener(graph, args)
+        if (asked := self._asked) is None:
+            return
+        ran = asked.ran.get(id(graph))
         if self.first is None:
             self.first = graph
-        elif graph is not self.first and self._asked.budget_bytes is not None:
-            self._asked.tell(SEVERAL.format(budget=self._asked.budget_bytes))
-        self._asked.runs(graph, args, graph is self.first)
+            if ran is not None:
+                return
+        elif graph is not self.first and asked.budget_bytes is not None:
+            asked.tell(SEVERAL.format(budget=asked.budget_bytes))
+        if ran is None or not ran.is_alike(args):
+            asked.add(graph, args, graph is self.first)
 
 
 class _OfThread(threading.local):
-    call: _Call | None = None
-    listener: Callable[[Graph, tuple[Any, ...]], object] | None = None
+    call: Call | None = None
 
 
 of_thread: Final = _OfThread()
 
 
 @contextmanager
-def listening(listener: Callable[[Graph, tuple[Any, ...]], object]) -> Generator[None]:
+def listening(listener: Listener) -> Generator[None]:
     """Inside, it is told of each graph before that is run."""
-    before, of_thread.listener = of_thread.listener, listener
+    before, of_thread.call = of_thread.call, Call(None, listener)
     try:
         yield
     finally:
-        of_thread.listener = before
-
-
-def runs(graph: Graph, args: tuple[Any, ...]) -> None:
-    """Before a graph runs."""
-    if (call := of_thread.call) is not None:
-        call.runs(graph, args)
-    if (listener := of_thread.listener) is not None:
-        listener(graph, args)
+        of_thread.call = before
 
 
 def attach(compiled: Any, make: Make, budget_bytes: int | None = None) -> Any:
@@ -223,7 +226,7 @@ def _watched(compiled: Callable[..., Any], asked: Asked) -> Callable[..., Any]:
 
     def called(*args: Any, **kwargs: Any) -> Any:
         before = of_thread.call
-        of_thread.call = mine = _Call(asked)
+        of_thread.call = mine = Call(asked, None if before is None else before.listener)
         try:
             result = compiled(*args, **kwargs)
         finally:
@@ -296,10 +299,6 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-def _sizes(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
-    return tuple(getattr(args[k], "shape", args[k]) for k in places)
-
-
 def _on_device(
     given: tuple[tuple[Any, ...], dict[str, Any]], root: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -351,5 +350,5 @@ def _stand_in(x: Any) -> Any:
 
 
 hide(sys.modules[__name__])
-for _hidden in (Asked.runs, _Call.runs, runs):
+for _hidden in (Asked.add, Call.runs):
     hide_with_callees(_hidden)

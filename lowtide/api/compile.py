@@ -54,8 +54,8 @@ class CompiledGraph(Compiled):
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        if _of_thread.call is not None or _of_thread.listener is not None:
-            captured_graphs.runs(self, args)
+        if (call := _of_thread.call) is not None:
+            call.runs(self, args)
         if _reason():
             self.without_budget(_reason())
             stats.count("calls_eager")
@@ -98,7 +98,8 @@ class PlainGraph:
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
-        captured_graphs.runs(self, args)
+        if (call := _of_thread.call) is not None:
+            call.runs(self, args)
         if not (self._has_told or config.current().disable):
             self._has_told = True
             tell_without_budget("a captured graph", self.why)
