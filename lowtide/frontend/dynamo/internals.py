@@ -90,8 +90,8 @@ def first_graph(
         raise _Captured(module, examples)
 
     capture: Any = convert_frame
-    context = capture.CompileContext(capture.get_compile_id({}))
     try:
+        context = capture.CompileContext(capture.get_compile_id({}))
         with (
             capture.compile_lock,
             _nothing_known(),
@@ -111,7 +111,7 @@ def first_graph(
             )
     except _Captured as found:
         return cast("tuple[Any, Sequence[Any]]", found.args)
-    except Exception as why:  # what it cannot capture, and faults that a call would meet, too
+    except Exception as why:  # what it cannot capture, or another PyTorch that has other names
         return f"{type(why).__name__}: {str(why).strip().partition(chr(10))[0]}"
     return "PyTorch captures no graph"
 
