@@ -78,7 +78,7 @@ _WITH_DTYPE: Final = {  # those whose form with a dtype is another op
     "norm.Scalar": aten.norm.ScalarOpt_dtype,
     "norm.ScalarOpt_dim": aten.norm.ScalarOpt_dim_dtype,
 }
-# On GPUs: what PyTorch refuses, and what `memory/cudnn` casts, whose weights lie in one buffer.
+# On GPUs: what PyTorch refuses, and what `memory/recurrent` stands for.
 _LEFT: Final = frozenset({"binary_cross_entropy", "_cudnn_rnn"})
 
 

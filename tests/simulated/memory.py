@@ -71,9 +71,9 @@ class Row:
         if self.fault:
             yield self.fault
             return
-        if self.requested > self.predicted + ROUNDED:
+        if self.requested > with_room(self.predicted):
             yield f"needs {self.requested / MB:.3f} MB, predicted {self.predicted / MB:.3f}"
-        if self.predicted > with_room(self.allocated):
+        if self.predicted > 2 * with_room(self.allocated):
             yield f"predicted {self.predicted / MB:.2f} MB, has {self.allocated / MB:.2f}"
         if self.left:
             yield f"leaves {self.left:,} bytes"
@@ -82,7 +82,7 @@ class Row:
         if self.profiled != self.peak:
             yield f"profiled {self.profiled:,} bytes, PyTorch had {self.peak:,}"
         for call in self.budgets:
-            if max(call.predicted, call.requested - 4 * ROUNDED) > call.budget:
+            if call.predicted > call.budget or call.requested > with_room(call.budget):
                 yield f"{call} is not kept"
 
 
