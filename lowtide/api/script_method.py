@@ -48,6 +48,7 @@ from lowtide.torch_private import torch_state
 
 _MOST_VARIANTS: Final = 32  # per types of arguments, before they are forgotten
 _CONTAINERS: Final = (list, tuple, dict)
+_HOLDERS: Final = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _SIMPLE_TYPES: Final = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
 )
@@ -354,14 +355,19 @@ class ScriptMethod(ScriptFunction):
     def check_submodules(self) -> None:
         """Raises CompileError where the program was recorded, or saved, and a submodule is another
         one now: there is no source to compile anew."""
-        now = tree(self._root) if self._recorded_with else {}
-        for path, before in self._recorded_with.items():
-            if not stands_for(now.get(path), before):
-                raise CompileError(
-                    f"{_swapped(path, before, now.get(path))}; {self._name}() was recorded or "
-                    "saved with the first, and knows nothing of the second",
-                    remedy="lt.script or lt.trace of the module with the new one in it",
-                )
+        before = self._recorded_with
+        now = tree(self._root) if before else {}
+        for path in dict.fromkeys((*before, *now)):
+            is_element = isinstance(before.get(path.rpartition(".")[0]), _HOLDERS)
+            if path in before and not stands_for(now.get(path), before[path]):
+                told = f"{self._name}() was recorded or saved with the first, and knows nothing of"
+                problem = f"{_swapped(path, before[path], now.get(path))}; {told} the second"
+            elif path not in before and is_element:
+                problem = f"`{attribute(path)}` was not there when {self._name}() was recorded"
+            else:
+                continue
+            again = "lt.script or lt.trace of the module with the new one in it"
+            raise CompileError(problem, remedy=again)
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):

@@ -260,8 +260,15 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         own = self.__dict__
         root: _Module = own["_lowtide_root"]
         if name in own and isinstance(own[name], ScriptMethod):
+            whole = next(iter(own["_lowtide_wraps"].values()))
+            if own["_lowtide_given"] and (whole is not self or name != "forward"):
+                raise AttributeError(
+                    f"{name}() of a traced or loaded module cannot be replaced: programs that call "
+                    "it have it in them; replace it in the Python module, then trace or save it"
+                )
             own[name] = value
-            return
+            if own["_lowtide_given"]:
+                return
         if "_lowtide_adopts" in root.__dict__:
             value = root.__dict__["_lowtide_adopts"](root, name, value)
         setattr(root, name, _bare(value) if isinstance(value, _Module) else value)

@@ -34,7 +34,7 @@ _BROKEN: Final = (
     *(LowtideError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError),
     *(AssertionError, RecursionError, MemoryError),
 )
-_GUARDS: Final = ("value", "none", "same", "hooks")
+_GUARDS: Final = ("value", "none", "same", "has", "hooks")
 
 
 def read_code(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Program:
@@ -61,8 +61,9 @@ def check_paths(code: str, program: Program, module: torch.nn.Module) -> None:
     for path in program.function.captures:
         _check_path(code, module, path)
     for guard in program.guards:
-        is_hooks = guard.kind == "hooks" and guard.path
-        _check_path(code, module, f"{guard.path}." if is_hooks else guard.path)
+        asked = guard.path.rpartition(".")[0] if guard.kind == "has" else guard.path
+        of_module = guard.kind in ("has", "hooks") and asked
+        _check_path(code, module, f"{asked}." if of_module else asked)
         if guard.kind == "same":
             _check_path(code, module, guard.other)
 

@@ -88,7 +88,8 @@ def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Differ
         return
     if guard.kind != "hooks":
         if facts[0] != fact:
-            remedy = _declaration(guard.path) if guard.kind == "none" else _CALL
+            remedies = {"none": _declaration(guard.path), "has": "it in place before lt.save()"}
+            remedy = remedies.get(guard.kind, _CALL)
             yield guard_told(guard, fact, facts[0]), remedy
     elif any(hooks):
         yield f"`{attribute(guard.path)}` has a hook now", "the model without it"

@@ -142,7 +142,7 @@ class Writer:
         for path in captured.values():
             self._at(fn.loc, lambda p=path: self._need(module, p))
         for guard in program.guards:
-            paths = () if guard.kind in ("hooks", *_NOT_IN_FILES) else (guard.path, guard.other)
+            paths = () if guard.kind in ("has", "fits", "hooks") else (guard.path, guard.other)
             for path in filter(None, paths):
                 self._at(fn.loc, lambda p=path, k=guard.kind: self._need(module, p, only_plain=k))
         for path, loc in self._in_place(fn).items():
@@ -184,6 +184,8 @@ class Writer:
 
     def _has(self, root: torch.nn.Module | None, path: str) -> bool:
         """Whether the attribute will be in the file."""
+        if path.startswith("@"):
+            return False
         owner, name = follow(cast("torch.nn.Module", root), path)
         return _is_state(owner, name) or (id(owner), name) in self._needs
 
@@ -211,7 +213,8 @@ class Writer:
 
     def guards(self, entry: Entry, program: Program) -> list[object]:
         """The rows of a program's guards; those that no file can hold are left out. Of an attribute
-        whose type alone the program asked for, the file says whether it is None."""
+        whose type alone the program asked for, the file says whether it is None; of a function, which
+        no file holds, that there is none."""
         facts: Iterator[Any] = iter(program.facts)
         in_place = self._in_place(program.function)  # the program itself tells the types of these
         rows: list[object] = []
@@ -224,13 +227,16 @@ class Writer:
                 add(guard, None)
                 continue
             fact = next(facts)
-            if guard.kind in _NOT_IN_FILES:
+            if guard.kind == "fits":
                 continue
+            is_there = self._has(entry.module, guard.path)
             if guard.kind == "type":
-                if guard.path not in in_place and self._has(entry.module, guard.path):
+                if guard.path not in in_place and is_there:
                     add(Guard("none", guard.path), fact is type(None))
-            elif is_literal(fact):
+            elif guard.kind != "has" and is_literal(fact):
                 add(guard, fact)
+            elif is_there or not _given_by_class(entry.module, guard.path):  # a function, or asked
+                add(Guard("has", guard.path), is_there)
         return rows
 
     # -- at the end --
@@ -257,8 +263,12 @@ class Writer:
         return next((fn.loc for fn, _, _ in self._written.values()), UNKNOWN_LOC)
 
 
-# A file's modules get no attributes; what an attribute must hold, the program tells itself.
-_NOT_IN_FILES = ("has", "fits")
+def _given_by_class(root: torch.nn.Module | None, path: str) -> bool:
+    """Whether every module that comes out of a file has this, or it is a global."""
+    if path.startswith("@"):
+        return True
+    owner, name = follow(cast("torch.nn.Module", root), path)
+    return not name or hasattr(class_table.container_of(owner), name)
 
 
 def _is_state(module: torch.nn.Module, name: str) -> bool:

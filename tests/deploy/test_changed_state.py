@@ -170,3 +170,42 @@ def test_what_is_gone_is_told() -> None:
     del loaded.size
     with pytest.raises(lt.CompileError, match=r"`self\.size` is not there any more"):
         loaded(X)
+
+
+class OfParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = torch.sigmoid
+        self.parts = nn.ModuleList([nn.Tanh()])
+
+    @lt.export
+    def shifted(self, x: Tensor) -> Tensor:
+        return x + 1 if hasattr(self, "extra") else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return self.act(self.shifted(x))
+
+
+def test_what_no_file_holds_is_not_to_be_replaced() -> None:
+    makes = [lambda: through_file(lt.script(OfParts()))]
+    makes.append(lambda: through_file(makes[0]()))
+    for make in makes:
+        loaded = make()
+        torch.testing.assert_close(loaded(X), OfParts()(X))
+        loaded.act = torch.relu
+        with pytest.raises(lt.CompileError, match=r"whether `self\.act` is there was False"):
+            loaded(X)
+        loaded = make()
+        loaded.extra = 1
+        with pytest.raises(lt.CompileError, match=r"whether `self\.extra` is there was False"):
+            loaded(X)
+        loaded = make()
+        loaded.parts.add_module("1", nn.ReLU())
+        with pytest.raises(lt.CompileError, match=r"`self\.parts\.1` was not there"):
+            loaded(X)
+        with pytest.raises(AttributeError, match=r"shifted\(\) of a traced or loaded module"):
+            loaded.shifted = torch.relu
+        loaded.forward = torch.relu
+        assert torch.equal(loaded(X), X)

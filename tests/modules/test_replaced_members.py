@@ -164,3 +164,22 @@ def test_elements_that_come_and_go(kind: type[Holds]) -> None:
         assert torch.equal(made(x), m(x))
         del m.named["a"]
         assert torch.equal(made(x), m(x))
+
+
+class Exports(nn.Module):
+    @lt.export
+    def helper(self, x: Tensor) -> Tensor:
+        return x + 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.helper(x)
+
+
+def test_a_method_is_replaced_in_the_compiled_module() -> None:
+    made, x = lt.script(Exports()), torch.ones(2)
+    assert torch.equal(made(x), x + 1)
+    made.helper = torch.neg
+    assert torch.equal(made.helper(x), -x)
+    assert torch.equal(made(x), -x)
+    made.forward = torch.exp
+    assert torch.equal(made(x), x.exp())
