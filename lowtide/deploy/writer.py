@@ -213,8 +213,8 @@ class Writer:
 
     def guards(self, entry: Entry, program: Program) -> list[object]:
         """The rows of a program's guards; those that no file can hold are left out. Of an attribute
-        whose type alone the program asked for, the file says whether it is None; of a function, which
-        no file holds, that there is none."""
+        whose type alone the program asked for, the file says whether it is None; of a function,
+        which no file holds, that there is none."""
         facts: Iterator[Any] = iter(program.facts)
         in_place = self._in_place(program.function)  # the program itself tells the types of these
         rows: list[object] = []
