@@ -32,9 +32,15 @@ from lowtide.texpr.sizes import evaluate as evaluate_size
 Tensor = torch.Tensor
 Scope = tuple[Axis, ...]
 
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return torch.addcmul(c, a, b)
+
+
 FUNCTIONS: Mapping[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div,
     "floordiv": torch.floor_divide, "mod": torch.remainder, "fmod": torch.fmod,
+    "fma": _fma,
     "neg": torch.neg, "abs": torch.abs, "exp": torch.exp, "exp2": torch.exp2,
     "expm1": torch.expm1, "log": torch.log, "log2": torch.log2, "log10": torch.log10,
     "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin,

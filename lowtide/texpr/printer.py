@@ -206,7 +206,7 @@ class _Printer:
             return str(index.const)
         terms = [(sorted(map(self.atom, m)), factor) for m, factor in index.terms]
         parts: list[str] = []
-        for names, factor in sorted(terms, key=lambda term: (-len(term[0]), term[0])):
+        for names, factor in sorted(terms, key=_term_key):
             number = [] if abs(factor) == 1 and names else [str(abs(factor))]
             body = "*".join((*number, *(text for _, text in names)))
             sign = "-" if factor < 0 else "+"
@@ -234,6 +234,12 @@ class _Printer:
         """A part of a division."""
         text = self.index(index)
         return text if text.isidentifier() or text.isdecimal() else f"({text})"
+
+
+def _term_key(term: tuple[list[tuple[int, str]], int]) -> tuple[bool, bool, int, object]:
+    """What is subtracted comes later, and a number last: `i*n + j - k + 1`."""
+    names, factor = term
+    return not names, factor < 0, -len(names), names
 
 
 def _of(dtype: DType, usual: DType) -> str:

@@ -30,7 +30,7 @@ from lowtide.texpr.index import Axis, as_index, row_major
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.moved import OffAxes
 from lowtide.texpr.narrow import narrowed
-from lowtide.texpr.nests import nested, steps_of
+from lowtide.texpr.nests import steps_of
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.phases import in_phases
 from lowtide.texpr.sizes import elements, points
@@ -158,10 +158,6 @@ def _equal_gradients(program: Program, hints: Hints) -> Program:
     return with_equal_gradients(program, {n: n for n in program.results})[0]
 
 
-def _nests(program: Program, hints: Hints) -> Program:
-    return nested(program)[0]
-
-
 def _split_ranges(program: Program, hints: Hints) -> Program:
     return split_ranges(program, steps_of(program), set())[0]
 
@@ -212,7 +208,6 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "long_folds": in_two_steps,
     "moved": _moved,
     "narrow": _each(Rewriter(lambda node: narrowed(node) if isinstance(node, Reduce) else None)),
-    "nests": _nests,
     "normalise": normalise,
     "phases": _phases,
     "softmax": _softmax,
