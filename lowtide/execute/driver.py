@@ -559,6 +559,11 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
         return entry, run(values, entry.z, entry.sizes)
     except (CheckFailed, HostFault, KernelFault):
         return entry, None  # PyTorch's own error shall not be "during handling of" ours
+    except RuntimeError:
+        # What a transform has left in a buffer has no memory; PyTorch's ops see what it wraps.
+        if not torch_state.in_transform(v for v in values if isinstance(v, torch.Tensor)):
+            raise
+        return entry, None
 
 
 def _drop(env: Env, alive: set[Value], candidates: Sequence[Value]) -> None:

@@ -218,3 +218,69 @@ def test_names_that_freeze_does_not_find() -> None:
 def test_isinstance_of_a_list() -> None:
     with pytest.raises(RuntimeError, match="is no type"):
         lt.isinstance(2, [int])
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("calls", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return (x * self.weight * self.calls).sum()
+
+
+@pytest.mark.parametrize("make", [lt.script, lambda m: reloaded(lt.script(m)), lt.compile])
+def test_what_a_transform_leaves_in_a_buffer(make: Callable[[nn.Module], Any]) -> None:
+    x, plain, made = torch.ones(2), Counts(), make(Counts())
+    for m in (plain, made):
+        given = {name: p.detach() for name, p in m.named_parameters()}
+        for k in (1, 2):
+            found = torch.func.grad(lambda p, m=m: functional_call(m, p, (x,)))(given)
+            assert torch.equal(next(iter(found.values())), torch.full((2,), float(k)))
+    assert torch.equal(made(x), plain(x))
+    assert torch.equal(made(x), plain(x))
+
+
+# ---- a part that knows its parent ---------------------------------------------------------------
+
+
+class Knows(nn.Module):
+    def __init__(self, parent: nn.Module) -> None:
+        super().__init__()
+        vars(self)["parent"] = parent  # no submodule, or there would be a cycle
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.parent.calls += 1
+        return self.parent.scaled(x)
+
+
+class IsKnown(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.calls = scale, 0
+        self.part = Knows(self)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale * self.calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) + self.calls
+
+
+@pytest.mark.parametrize("make", [lt.script, lambda m: reloaded(lt.script(m))])
+def test_a_part_that_knows_its_parent(make: Callable[[nn.Module], Any]) -> None:
+    x, plain, made = torch.ones(2), IsKnown(2.0), make(IsKnown(2.0))
+    for scale in (2.0, 3.0):
+        plain.scale = made.scale = scale
+        assert torch.equal(made(x), plain(x))
+
+
+def test_a_part_that_is_told_of_another_parent() -> None:
+    m, x = IsKnown(2.0), torch.ones(2)
+    made = lt.script(m)
+    assert torch.equal(made(x), x * 2 + 1)
+    vars(m.part)["parent"] = IsKnown(5.0)
+    with pytest.raises(lt.CompileError, match="IsKnown that is no submodule"):
+        made(x)

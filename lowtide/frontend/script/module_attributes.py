@@ -150,6 +150,12 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     if _is_function(found):
         state.guard("value", path)
         return python_object(c, node, found, "")
+    if isinstance(found, torch.nn.Module):  # of which one knows the path: a parent, say
+        modules = cast("Iterable[tuple[str, torch.nn.Module]]", state.root.named_modules())
+        for whole, module in modules:
+            if root_of(module) is root_of(found):
+                state.guard("value", path)
+                return ModuleRef(root_of(found), whole)
     type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
     if type_ is not None and not isinstance(type_, t.FunctionType):
         return c.stands_for(state.capture(path, found, type_), found, is_read=True)

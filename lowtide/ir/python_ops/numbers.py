@@ -120,6 +120,8 @@ def _extremum(operands: Sequence[Type]) -> Type | None:
         return operands[0]
     if kinds <= {t.INT, t.BOOL}:
         return t.INT
+    if any(all(isinstance(k, kind) for k in kinds) for kind in (ListType, TupleType)):
+        return t.join_all(operands)
     return t.NUMBER if all(t.is_number(k) for k in kinds) else None
 
 

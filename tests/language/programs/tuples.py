@@ -256,3 +256,9 @@ def optional_containers_read(t: Optional[Tuple[torch.Tensor, int]], xs: Optional
     for k in xs:
         n += k
     return first, part, x + n, t[-1], [k * 2 for k in xs], [v for v in t]
+
+
+@program(calls=lambda: [(1, 2.0), (3, 3.0), (2, 0.5)], torchscript=False)
+def of_unlike_numbers(n: int, x: float):
+    low, high = min((n, x), (n, 2)), max([n, 2], [x, n], [n, n])
+    return low, high, (n, x) < (n, 2), max((1, 1.0), (1, 1)), max((1, 1), (1, 1.0))
