@@ -221,20 +221,22 @@ class _Planner:
     def _needed_first(
         self, together: list[Item], skipped: list[Item], axis: Axis, path: tuple[Axis, ...]
     ) -> list[Item]:
-        """Skipped items that could run before the sweep and let more items join it."""
+        """Skipped items that could run before the sweep and let more items join it, with all that
+        these read of what is skipped."""
         wanted: set[str] = set()
         for item in skipped:
             more = [a for a in item.chain if a not in path]
             if more and more[0] is axis:
                 wanted |= self.a.persistent_reads(item.body)
-        made = {i.d.name for i in together}
-        return [
-            i
-            for i in skipped
-            if i.kind == "reduce"
-            and i.name in wanted
-            and not made & self.a.persistent_reads(i.body)
-        ]
+        reads = {i.name: self.a.persistent_reads(i.body) for i in skipped if i.kind == "reduce"}
+        waiting = {i.d.name for i in together}
+        for i in skipped:  # in the order in which they read one another
+            if reads.get(i.name, set()) & waiting:
+                waiting.add(i.name)
+        for i in reversed(skipped):
+            if i.name in wanted - waiting:
+                wanted |= reads.get(i.name, set())
+        return [i for i in skipped if i.name in reads and i.name in wanted - waiting]
 
     def _before(
         self,

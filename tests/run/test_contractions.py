@@ -95,3 +95,14 @@ def test_no_gradient_of_what_requires_one() -> None:
     got = lt.script(of_detached)(a, b)
     assert not got.requires_grad
     torch.testing.assert_close(got, of_detached(a, b), rtol=1e-4, atol=1e-4)
+
+
+def test_a_product_beside_an_attention_in_one_kernel() -> None:
+    def f(y: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        return (y @ w) + torch.softmax(y @ y.mT, 1) @ g
+
+    torch.manual_seed(0)
+    y, g, w = torch.randn(36, 34), torch.randn(36, 34), torch.randn(34, 34)
+    want = f(y.double(), g.double(), w.double())
+    got = lt.script(f)(y, g, w)
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
