@@ -3,6 +3,7 @@
     lowtide demo --quick          lowtide doctor            lowtide cache stats
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
+    lowtide reduce pkg.mod:fn --shape 1000x4,500x4
     lowtide profile --rows 20 --html report.html train.py --epochs 1
     lowtide profile -m pkg.train --epochs 1
 
@@ -79,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         "--backward", action="store_true", help="of a step of training: inputs require gradients"
     )
     memory.set_defaults(run=_memory)
+
+    reduce = commands.add_parser(
+        "reduce", help="where a result is wrong: the smallest part that is, and the stage"
+    )
+    _add_target(reduce)
+    reduce.set_defaults(run=_reduce)
 
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
     _add_profile(profile)
@@ -177,6 +184,22 @@ def _memory(options: argparse.Namespace) -> int:
 
     ask = functools.partial(predict, backward=options.backward)
     return _answer("memory", ask, options, _show_plan)
+
+
+def _reduce(options: argparse.Namespace) -> int:
+    from lowtide.tools.explain_command import ArgumentFault
+    from lowtide.tools.reduce_command import reduce
+
+    try:
+        found = reduce(options.target, options.shape, options.dtype)
+    except ArgumentFault as fault:
+        print(f"lowtide reduce: {fault}", file=sys.stderr)
+        return 2
+    except LowtideError as fault:
+        print(fault, file=sys.stderr)
+        return 1
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    return 1 if found.stage else 0
 
 
 def _show_plan(plan: Any) -> None:

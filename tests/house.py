@@ -156,6 +156,17 @@ def folders(known: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
     return found
 
 
+def without_text() -> list[str]:
+    """Passes and rewrites without a text test."""
+    from lowtide.opt import PASSES
+    from lowtide.texpr.rewrites import REWRITES
+
+    tests = ROOT / "tests"
+    every = [tests / "passes" / "text" / f"{n}.txt" for n in PASSES]
+    every += [tests / "texpr" / "text" / f"{n}.txt" for n in REWRITES]
+    return [path.stem for path in every if not path.exists()]
+
+
 def measures() -> list[Measure]:
     """All measures, taken now."""
     known = files()
@@ -167,6 +178,7 @@ def measures() -> list[Measure]:
         "lines of the largest folder": (max(total for _, total in sizes), 10_000),
         "import cycles": (len(import_cycles()), 0),
         "files with private names of PyTorch": (len(private_files(known)), 10),
+        "passes and rewrites without a text test": (len(without_text()), 0),
         "lines of the package": (sum(map(lines, known.values())), 86_000),
         "words of ARCHITECTURE.md": (len(architecture.split()), 4_000),
         "its lines over 120 columns": (sum(len(x) > 120 for x in architecture.splitlines()), 0),

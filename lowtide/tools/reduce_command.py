@@ -1,0 +1,257 @@
+"""`lowtide reduce pkg.mod:fn --shape 1000x4`: where a result differs, the smallest part that does.
+
+In: a function or module by name, shapes. It is run by PyTorch and by Lowtide on seeded inputs; if
+the results differ, the program is entered after each stage, and the IR shrinks while the same stage
+stays wrong. Out: the stage, the IR that is left, and the inputs it differs on. Forward passes only.
+
+    the first stage that is wrong: normalise
+    def f(%a: Tensor) -> Tensor:
+      %b: Tensor = torch.exp(%a)
+      return(%b)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from lowtide import compiler
+from lowtide.budget.budgeted import make_driver
+from lowtide.execute import backend
+from lowtide.execute.options import Options
+from lowtide.ir import interpret
+from lowtide.ir.core import Block, Function, Op, Value, print_function
+from lowtide.ir.types import TENSOR
+from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.run import Pass, run
+from lowtide.specialise.signature import Ineligible
+from lowtide.texpr.evaluate import evaluate
+from lowtide.texpr.expr import Program
+from lowtide.texpr.sizes import evaluate as size_of
+from lowtide.tools.difference import Difference, difference
+from lowtide.tools.explain_command import make_arguments, resolve, scripted
+
+REMEDY: Final = (
+    "Report it with the text above (see docs/correctness.md); `python -m lowtide.opt` shows what\n"
+    "each stage makes of it. With LOWTIDE_DISABLE=1 PyTorch runs the program meanwhile."
+)
+CAPTURE, KERNELS = "source → ir", "fuse, tile or emit"
+Rewrite = Callable[[Program, Mapping[str, int]], Program]
+# Where the kernels are replaced by the evaluator, and what it is given.
+PROGRAMS: Final[Mapping[str, Rewrite]] = {
+    "specialise": lambda program, hints: program,
+    "normalise": lambda p, hints: p if p.delays else compiler.normalise(p, hints),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduced:
+    """What is left. `stage`: "" if nothing differs; `inputs`: of `function`."""
+
+    stage: str
+    function: Function
+    inputs: tuple[Any, ...] = ()
+    note: str = ""
+
+    def __str__(self) -> str:
+        if not self.stage:
+            return "nothing differs"
+        shapes = [
+            f"  %{p.name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+            if isinstance(x, torch.Tensor) else f"  %{p.name}: {x!r}"
+            for p, x in zip(self.function.params, self.inputs, strict=True)
+        ]  # fmt: skip
+        head = f"the first stage that is wrong: {self.stage}\n{self.note}\n"
+        return "\n".join((head, print_function(self.function), *shapes, "", REMEDY))
+
+    def to_dict(self) -> dict[str, str]:
+        """For JSON."""
+        ir = print_function(self.function) if self.stage else ""
+        return {"stage": self.stage, "note": self.note, "ir": ir}
+
+
+def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
+    """Raises ArgumentFault, and LowtideError if it does not compile."""
+    found = resolve(target)
+    compiled: Any = scripted(target, found)
+    inputs = [seeded(x, k) for k, x in enumerate(make_arguments(shapes, dtypes))]
+    with recorded() as functions:
+        driver, values = compiled.resolve(compiled.bind(tuple(inputs), {}))
+    function = functions[0] if functions else driver.function
+    eager = getattr(compiled, "__wrapped__", None) or found
+    values = tuple(values)
+    wanted = outcome(eager, inputs)
+    got = outcome(interpreted(function), values, len(inputs))
+    if hasattr(eager, "explain") or (note := told(wanted, got)) is None:
+        return reduced(function, values)
+    return Reduced(stage=CAPTURE, function=function, inputs=values, note=note)
+
+
+def reduced(function: Function, values: Sequence[Any]) -> Reduced:
+    """The smallest part of a function for which its first wrong stage still is."""
+    stage, note = first_wrong(function, values)
+    if not stage:
+        return Reduced(stage="", function=function)
+    found = Reduced(stage=stage, function=function, inputs=tuple(values), note=note)
+    while (smaller := next(_still_wrong(found), None)) is not None:
+        found = smaller
+    return found
+
+
+def _still_wrong(found: Reduced) -> Iterator[Reduced]:
+    for function, values in smaller_ones(found.function, found.inputs):
+        with contextlib.suppress(Exception):  # what is no program
+            stage, note = first_wrong(function, values)
+            if stage == found.stage:
+                yield Reduced(stage=stage, function=function, inputs=tuple(values), note=note)
+
+
+def smaller_ones(f: Function, values: Sequence[Any]) -> Iterator[tuple[Function, Sequence[Any]]]:
+    """With an earlier value as the result, or with one op less: what it gave is an input."""
+    ops = f.block.ops[:-1]
+    (result,) = f.block.terminator.operands
+    for k, op in enumerate(ops):
+        for v in op.results:
+            if v.type == TENSOR and v is not result:
+                end = Op(name="return", operands=[v], loc=op.loc)
+                part = Block(args=f.block.args, ops=[*ops[: k + 1], end])
+                yield eliminate_dead_code(replace(f, block=part, result=v.type)), values
+    env: dict[Value, Any] = dict(zip(f.params, copy.deepcopy(list(values)), strict=True))
+    for k, op in enumerate(ops):
+        interpret.run_op(op, env)
+        if any(v.type == TENSOR and v is not result for v in op.results):
+            part = Block(args=[*f.block.args, *op.results], ops=[*ops[:k], *f.block.ops[k + 1 :]])
+            given = [*values, *(copy.deepcopy(env[v]) for v in op.results)]
+            yield from [_without_unused(eliminate_dead_code(replace(f, block=part)), given)]
+
+
+def _without_unused(f: Function, values: Sequence[Any]) -> tuple[Function, Sequence[Any]]:
+    used = {v for op in f.walk() for v in op.operands}
+    pairs = [(p, x) for p, x in zip(f.params, values, strict=True) if p in used]
+    block = Block(args=[p for p, _ in pairs], ops=f.block.ops)
+    return replace(f, block=block, defaults={}, captures=()), [x for _, x in pairs]
+
+
+def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
+    """The first stage after which the function gives something else, and what; "" if none does."""
+    wanted = outcome(interpreted(function), values)
+    steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.READY)
+    for step in steps:
+        function = run(function, [step])
+        note = told(wanted, outcome(interpreted(function), values))
+        if note is not None:
+            return getattr(step, "__name__", "simplify"), note
+    for stage, rewrite in (*PROGRAMS.items(), (KERNELS, None)):
+        backend.use(None if rewrite is None else _evaluated(rewrite))
+        try:
+            note = told(wanted, outcome(driven(function), values))
+        finally:
+            backend.use(None)
+        if note is not None:
+            return stage, note
+    return "", ""
+
+
+def interpreted(function: Function) -> Callable[..., Any]:
+    """Each op is run by PyTorch."""
+    return functools.partial(interpret.run, function)
+
+
+def driven(function: Function) -> Callable[..., Any]:
+    """As a compiled function runs it."""
+    driver = make_driver(function, Options())
+
+    def call(*values: Any) -> Any:
+        try:
+            return driver(values)
+        except Ineligible:  # PyTorch runs such a call
+            return interpret.run(function, *values)
+
+    return call
+
+
+def outcome(call: Callable[..., Any], values: Sequence[Any], count: int | None = None) -> Any:
+    """What a call gives and leaves of its first operands, or the type of what it raises."""
+    given = copy.deepcopy(list(values))
+    torch.manual_seed(0)
+    try:
+        with torch.no_grad():
+            return [call(*given), [x for x in given[:count] if isinstance(x, torch.Tensor)]]
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+
+
+def told(wanted: object, got: object) -> str | None:
+    """How they differ, None if they do not."""
+    found: Difference = difference(wanted, got)
+    return None if found.agrees else found.note
+
+
+def seeded(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """A tensor like a meta tensor: normal numbers, or small ints."""
+    generator = torch.Generator().manual_seed(seed)
+    if x.is_floating_point() or x.is_complex():
+        return torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return torch.randint(0, 2, x.shape, generator=generator).to(x.dtype)
+
+
+@contextlib.contextmanager
+def recorded() -> Generator[list[Function]]:
+    """The functions that are simplified meanwhile, as they were before."""
+    found: list[Function] = []
+
+    def record(fn: Function, passes: Sequence[Pass]) -> Function:
+        found.append(fn)
+        return run(fn, passes)
+
+    compiler.run = record
+    try:
+        yield found
+    finally:
+        compiler.run = run
+
+
+class _Evaluated:
+    """In the place of kernels: the evaluator of a Program."""
+
+    kernels, stages, refusals = (), (), ()
+
+    def __init__(self, given: Program, made: Program, names: Sequence[Sequence[str]]) -> None:
+        """`made`: of what is `given`; its results may be cut into other dims."""
+        self.given, self.made, self.names = given, made, names
+
+    def write(self) -> None:
+        """There is no text."""
+
+    def over_inputs(self, inputs: object) -> dict[str, str]:
+        """It writes over nothing."""
+        return {}
+
+    def __call__(self, *given: Sequence[Any]) -> list[torch.Tensor]:
+        inputs, sizes, numbers = (
+            dict(zip(names, values, strict=True))
+            for names, values in zip(self.names, given, strict=True)
+        )
+        found = evaluate(self.made, inputs, sizes, numbers)
+        results = [self.given.defs[n] for n in (*self.given.results, *self.given.checks)]
+        shapes = ([size_of(n, sizes) for n in d.shape] for d in results)
+        return [found[d.name].reshape(shape) for d, shape in zip(results, shapes, strict=True)]
+
+
+def _evaluated(rewrite: Rewrite) -> Callable[..., _Evaluated]:
+    def compile_program(
+        program: Program,
+        *,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+    ) -> _Evaluated:
+        return _Evaluated(program, rewrite(program, hints), ([*program.inputs], symbols, scalars))
+
+    return compile_program

@@ -1,0 +1,117 @@
+"""`lowtide reduce`: a planted fault is found in the stage that has it, in a part as small as it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lowtide import compiler
+from lowtide.cli import app
+from lowtide.ir.core import Function, print_function
+from lowtide.ir.parser import parse_function
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Apply, Expr, Program, Rewriter
+from lowtide.tools import reduce_command
+
+PROGRAM = """\
+import torch
+
+
+def fn(x, w):
+    y = torch.sin(x * w) + 1
+    z = torch.tanh(y)
+    for t in range(2):
+        z = z * w
+    return torch.softmax(z, -1), y
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 4)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reduced_program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def reduced(name: str = "fn", shapes: str = "5x3,3") -> reduce_command.Reduced:
+    return reduce_command.reduce(f"reduced_program:{name}", shapes, "float32")
+
+
+def cosines(expr: Expr) -> Expr:
+    """Each sine is a cosine."""
+
+    def visit(e: Expr) -> Expr | None:
+        is_sine = isinstance(e, Apply) and e.fn == "sin"
+        return ex.apply("cos", e.args, e.dtype) if is_sine and isinstance(e, Apply) else None
+
+    return Rewriter(visit)(expr)
+
+
+def ops_of(found: reduce_command.Reduced) -> list[str]:
+    return [op.name for op in found.function.walk() if op.name.startswith("torch.")]
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("fn", "5x3,3"), ("Net", "5x3")])
+def test_nothing_differs(name: str, shapes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["reduce", f"reduced_program:{name}", "--shape", shapes]) == 0
+    assert capsys.readouterr().out == "nothing differs\n"
+
+
+def test_a_fault_in_normalise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = compiler.normalise
+
+    def wrong(program: Program, hints: dict[str, int]) -> Program:
+        made = right(program, hints)
+        defs = {n: replace(d, expr=cosines(d.expr)) for n, d in made.defs.items()}
+        return replace(made, defs=defs)
+
+    monkeypatch.setattr(compiler, "normalise", wrong)
+    assert app(["reduce", "reduced_program:fn", "--shape", "5x3,3"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("the first stage that is wrong: normalise\n")
+    assert "torch.sin" in text
+    assert "docs/correctness.md" in text
+    found = reduced()
+    assert ops_of(found) == ["torch.sin"]
+    assert found.to_dict()["stage"] == "normalise"
+
+
+def test_a_fault_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swap_sines(fn: Function) -> Function:
+        return parse_function(print_function(fn).replace("torch.tanh", "torch.sin"))
+
+    steps = (*compiler.SIMPLIFY[:4], swap_sines, *compiler.SIMPLIFY[4:])
+    monkeypatch.setattr(compiler, "SIMPLIFY", steps)
+    found = reduced()
+    assert found.stage == "swap_sines"
+    assert ops_of(found) == ["torch.tanh"]
+    assert len(found.inputs) == 1
+
+
+def test_a_fault_in_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = compiler.fused
+
+    def wrong(program, hints, **options):
+        made = right(program, hints, **options)
+        groups = [
+            replace(g, defs={n: replace(d, expr=cosines(d.expr)) for n, d in g.defs.items()})
+            for g in made.groups
+        ]
+        return replace(made, groups=groups)
+
+    monkeypatch.setattr(compiler, "fused", wrong)
+    found = reduced()
+    assert found.stage == reduce_command.KERNELS
+    assert ops_of(found) == ["torch.sin"]
