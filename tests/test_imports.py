@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Beside the compiler: they see what users see, and what memory it takes.
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
+    "tools.reduce_command": API | {"tools"},  # goes through the stages
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},
