@@ -2,7 +2,7 @@
 
 In and out: an expression of the same value, bit for bit. Sums that are written out are rounded
 otherwise: a product that is added by `fma` is not rounded by itself. What a rewrite may change is
-in docs/design-notes.md, "Rewrites and what they may change".
+in docs/decisions/rewrites.md.
 
     sum[c:2](mul(a[i, c], b[j, c]))  ->  fma(a[i,1], b[j,1], mul(a[i,0], b[j,0]))
 """

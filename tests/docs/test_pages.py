@@ -21,6 +21,7 @@ from tests.quickly import compile_quickly
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+NOTES = sorted(DOCS.glob("decisions/*.md"))
 NAMES = DOCS / "migrating-from-torch-jit.md"
 NOT_YET = "(not yet)"
 
@@ -102,7 +103,7 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert [p.name for p in PAGES if f"(docs/{p.name})" not in readme] == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *NOTES, ROOT / "README.md"], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / link).exists(), link
