@@ -164,8 +164,19 @@ def is_removable(op: Op, makers: Makers = _NO_MAKERS) -> bool:
 
 
 def may_raise(op: Op) -> bool:
-    """Whether the op may raise, so that a user who ignores its result still counts on it."""
-    return Effects.RAISES in effects_of(op)
+    """Whether the op may raise, so that a user who ignores its result still counts on it. What is
+    for some types only, may be given others where the run alone knows them."""
+    vague = any(t.is_dynamic(v.type) or isinstance(v.type, t.OptionalType) for v in op.operands)
+    is_asked = op.name in TABLE or op.name.startswith("torch.")
+    if is_asked and vague and op.name not in _FOR_ALL_TYPES:
+        return True
+    if op.name == "py.bool":
+        return t.may_be_tensor(op.operands[0].type)  # of one element
+    return op.name in _HASHING or Effects.RAISES in effects_of(op)
+
+
+_FOR_ALL_TYPES = ("py.is", "py.is_not", "py.str", "py.repr")
+_HASHING = ("py.contains", "set.make", "set.of", "set.frozen", "dict.make", "dict.of")
 
 
 def writes(op_name: str) -> bool:

@@ -221,13 +221,26 @@ class Context:
         return CompileError(problem, self.frame.source.loc(node), remedy)
 
     def py(self, node: ast.AST, name: str, *operands: Value) -> Value:
-        """An op on Python values; raises CompileError if the operands' types do not fit."""
+        """An op on Python values. If the operands' types do not fit, Python raises its error where
+        the run may not get there; else this raises CompileError."""
         found = self.builder.py(name, *operands)
+        if found is None and self.may_be_skipped:
+            found = self.builder.py(name, *map(self.unknown, operands))
         if found is None:
             types = ", ".join(str(o.type) for o in operands)
             problem = f"{name.partition('.')[2]} does not take ({types})"
             raise self.error(node, problem, fitting(name, [o.type for o in operands]))
         return found
+
+    @property
+    def may_be_skipped(self) -> bool:
+        """Whether this is in a branch or a loop, which may not run."""
+        blocks = (frame.block for frame in self.frames if frame.block is not None)
+        return self.builder.block is not next(blocks, self.builder.block)
+
+    def unknown(self, value: Value) -> Value:
+        """The value, of whose type nothing is said."""
+        return self.builder.emit("cast", [value], [t.ANY]).result
 
     def const(self, value: object) -> Value:
         """A constant."""

@@ -229,6 +229,8 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
         case OptionalType(ClassType() as plain):
             some = c.builder.emit("cast", [base], [plain]).result
             return classes.get_attribute(c, node, some, name)
+        case _ if c.may_be_skipped:
+            return Method(c.unknown(base), name, variable)
         case _:
             remedy = member(base.type, python_class(_plain(base.type)), name)
             raise c.error(node, f"{describe(base)} has no attribute {name!r}", remedy)

@@ -119,6 +119,8 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
     known = c.builder.py(py_name or "py.matmul", left, right)
     if known is None and t.NONE in sides:
         known = c.builder.py(py_name or "py.matmul", c.not_none(left), c.not_none(right))
+    if known is None and c.may_be_skipped:
+        known = c.builder.py(py_name or "py.matmul", c.unknown(left), c.unknown(right))
     if known is None:
         problem = f"`{_symbol(node)}` does not take ({left.type}, {right.type})"
         raise c.error(node, problem, fitting(py_name, sides))

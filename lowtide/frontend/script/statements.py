@@ -16,7 +16,7 @@ import ast
 import builtins
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
@@ -123,9 +123,11 @@ def compile_expression(c: Context, node: ast.Expr, rest: Sequence[Step]) -> None
 def _use(c: Context, value: Node, targets: Sequence[ast.expr]) -> None:
     """Keeps of what leads to a value that is never read the ops that may raise."""
     names = read_names(c.frame.source.node) if targets else frozenset[str]()
-    if any(not isinstance(target, ast.Name) or target.id in names for target in targets):
+    parts = [part for target in targets for part in _parts(target)]
+    if any(not isinstance(part, ast.Name) or part.id in names for part in parts):
         return
-    waiting = [value] if isinstance(value, Value) else []
+    bound = [c.frame.vars.get(part.id) for part in parts if isinstance(part, ast.Name)]
+    waiting = [v for v in (value, *bound) if isinstance(v, Value)]
     seen: set[Value] = set()
     while waiting:
         made = waiting.pop()
@@ -137,6 +139,17 @@ def _use(c: Context, value: Node, targets: Sequence[ast.expr]) -> None:
             c.builder.emit("use", [made])
         else:
             waiting += maker.operands
+
+
+def _parts(target: ast.expr) -> Iterator[ast.expr]:
+    """The names, items and attributes that are assigned."""
+    match target:
+        case ast.Tuple(elts) | ast.List(elts):
+            yield from (part for elt in elts for part in _parts(elt))
+        case ast.Starred(value):
+            yield from _parts(value)
+        case _:
+            yield target
 
 
 @statement(ast.Pass)

@@ -98,6 +98,8 @@ def store(c: Context, target: ast.Subscript, base: Value, items: Items, value: V
             classes.call_method(c, target, base, "__setitem__", [items.operands[0], value])
         case type_, _ if t.is_tensor(type_) or t.is_dynamic(type_):
             _store_tensor(c, target, base, items, value)
+        case _ if c.may_be_skipped:
+            _store_tensor(c, target, c.unknown(base), items, value)
         case _:
             raise c.error(
                 target, f"items of {describe(base)} cannot be assigned", "a list, a dict, a tensor"
@@ -256,7 +258,7 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
     if isinstance(value.type, ClassType):
         value = c.as_value(classes.iterated(c, node, value) or value, node)
     match value.type:
-        case TupleType(elems):
+        case TupleType(elems) if len(elems) == count or not c.may_be_skipped:
             if len(elems) != count:
                 raise c.error(
                     node,
@@ -275,6 +277,8 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
         case t.STR | DictType():
             elem = t.STR if value.type == t.STR else value.type.key  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
             return c.builder.emit("unpack", [value], [elem] * count).results  # pyright: ignore[reportUnknownArgumentType]
+        case _ if c.may_be_skipped:
+            return c.builder.emit("unpack", [c.unknown(value)], [t.ANY] * count).results
         case _:
             raise c.error(node, f"{describe(value)} cannot be unpacked", "a tuple or a list")
 

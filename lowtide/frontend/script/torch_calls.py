@@ -78,6 +78,8 @@ def torch_call(
 def attribute(c: Context, node: ast.AST, receiver: Value, name: str, variable: str) -> Node:
     """`x.name` of a tensor: a property's value, or a method about to be called."""
     if not hasattr(torch.Tensor, name):
+        if c.may_be_skipped:
+            return Method(c.unknown(receiver), name, variable)
         near = member(t.TENSOR, torch.Tensor, name)
         raise c.error(node, f"a Tensor has no attribute {name!r}", near)
     if torch_schemas.is_attribute(name):

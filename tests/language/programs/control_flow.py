@@ -707,3 +707,36 @@ def variable_of_a_loop_in_its_else(n: int, m: int) -> int:
     else:
         return i * 10
     return -1
+
+
+@program(calls=lambda: [(0, 3), (1, 3)], raises=TypeError, torchscript=False)
+def operator_where_it_may_not_run(kind: int, n: int):
+    return n if kind == 0 else n + "a"
+
+
+@program(calls=lambda: [(0, 3), (1, 3)], raises=TypeError, torchscript=False)
+def length_where_it_may_not_run(kind: int, n: int):
+    if kind == 1:
+        return len(n)
+    return n
+
+
+@program(calls=lambda: [(0, 3), (1, 3)], raises=AttributeError, torchscript=False)
+def attribute_where_it_may_not_run(kind: int, n: int):
+    if kind == 1:
+        return n.shape
+    return n
+
+
+@program(calls=lambda: [(0, 3), (1, 3)], raises=TypeError, torchscript=False)
+def unpacked_where_it_may_not_run(kind: int, n: int):
+    for _ in range(kind):
+        a, b = n
+    return n
+
+
+@program(calls=lambda: [(0, (1, 2)), (1, (1, 2))], raises=TypeError, torchscript=False)
+def stored_where_it_may_not_run(kind: int, pair: Tuple[int, int]):
+    if kind == 1:
+        pair[0] = 5
+    return pair

@@ -127,3 +127,33 @@ class Checks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.fc(x)
         return x * 2
+
+
+@program(calls=lambda: [([1, 2],), ([1, 2, 3],)], raises=ValueError, torchscript=False)
+def unpacked(xs: List[int]) -> int:
+    a, b = xs
+    return 1
+
+
+@program(calls=lambda: [(_x(),), (_x()[:2],)], raises=ValueError, torchscript=False)
+def unpacked_rows(x: Tensor) -> int:
+    a, (b, *c), d = x
+    return 1
+
+
+@program(calls=lambda: [(_x()[0, :1],), (_x(),)], raises=RuntimeError, torchscript=False)
+def asked(x: Tensor) -> int:
+    bool(x)
+    return 1
+
+
+@program(calls=lambda: [([1],), ([[1]],)], raises=TypeError, torchscript=False)
+def hashed(xs: List[object]) -> int:
+    {x for x in xs}
+    return 1
+
+
+@program(calls=lambda: [(1, "a")], raises=TypeError, torchscript=False)
+def looked_for(n: int, text: str) -> int:
+    n in text
+    return 1
