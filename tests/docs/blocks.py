@@ -17,7 +17,6 @@ import contextlib
 import io
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -58,9 +57,9 @@ def blocks(page: str, kind: str) -> list[Block]:
     return found
 
 
-def run_page(path: Path, folder: Path, given: Mapping[str, object] | None = None) -> int:
+def run_page(path: Path, folder: Path) -> int:
     """Runs the `python` blocks of a page as one module, whose source is kept in `folder`; gives
-    how many there are. `given`: names that the page takes for granted."""
+    how many there are."""
     page = path.read_text(encoding="utf-8")
     found = blocks(page, "python")
     lines = [""] * (page.count("\n") + 1)
@@ -72,7 +71,6 @@ def run_page(path: Path, folder: Path, given: Mapping[str, object] | None = None
     source.write_text("\n".join(lines), encoding="utf-8")
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(source)
-    vars(module).update(given or {})
     try:
         for block in found:
             _run(block, module, path, source)

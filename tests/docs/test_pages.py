@@ -11,7 +11,6 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import pytest
-import torch
 
 import lowtide as lt
 from lowtide.frontend import reference
@@ -24,19 +23,6 @@ PAGES = sorted(DOCS.glob("*.md"))
 NOTES = sorted(DOCS.glob("decisions/*.md"))
 NAMES = DOCS / "migrating-from-torch-jit.md"
 NOT_YET = "(not yet)"
-
-
-# What the examples of a page take for granted.
-GIVEN = {
-    "dispose-scopes.md": {
-        "lt": lt,
-        "batch": torch.rand(4, 3),
-        "batches": [torch.rand(4, 3)],
-        "weight": torch.rand(3, 3),
-        "total": torch.zeros(()),
-        "step": torch.relu,
-    }
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +42,7 @@ def test_examples_run(path: Path, tmp_path: Path, fresh: BaseContext) -> None:
 
 def _run(path: Path, folder: Path) -> None:
     compile_quickly()
-    run_page(path, folder, given=GIVEN.get(path.name))
+    run_page(path, folder)
 
 
 def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""What Python and PyTorch add: the rows of the second table of docs/dispose-scopes.md."""
+"""What Python and PyTorch add to the rules of who owns a tensor (docs/dispose-scopes.md)."""
 
 from __future__ import annotations
 

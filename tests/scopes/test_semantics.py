@@ -1,4 +1,4 @@
-"""Who owns a tensor, and when it ends: the rows of the first table of docs/dispose-scopes.md."""
+"""Who owns a tensor, and when it ends (docs/dispose-scopes.md)."""
 
 from __future__ import annotations
 
