@@ -6,6 +6,7 @@ var(x: [N, M], 1)   →   m[i] = sum(j: x[i, j]) / M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from lowtide.ops.operands import (
 )
 from lowtide.ops.reductions import count, divide_by_count, merge_index, reduce_over, reduced_shape
 from lowtide.ops.registry import Lower, add_op, op
-from lowtide.texpr.build import Builder, Val
+from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index
 
@@ -41,6 +42,8 @@ def variance(
     require_float(x)
     within = wide_on(b, x.dtype)
     n = count(x, dims)
+    if correction > 1 and not b.at_least(n, math.ceil(correction)):
+        raise Unsupported(f"the variance of fewer than {correction} elements")
 
     def mean_in(kept: bool, dtype: DType) -> Val:
         finish = divide_by_count(b, x, dims)

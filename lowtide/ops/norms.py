@@ -229,7 +229,8 @@ def lower_pairwise_distance(b: Builder, x: Val, y: Val, p: Any, eps: Any, keepdi
     kind="composite",
 )
 def lower_cosine_similarity(b: Builder, x: Val, y: Val, dim: Any, eps: Any) -> Val:
-    """The dot product over the product of the norms, each held to at least eps."""
+    """The dot product of x and y, each divided by its norm, which is held to at least eps. (The
+    product of the norms may overflow or vanish where these do not.)"""
     require_float(x, y)
     dtype = promote(x, y)
     within, least = compute(dtype), constant_float(eps)
@@ -238,20 +239,22 @@ def lower_cosine_similarity(b: Builder, x: Val, y: Val, dim: Any, eps: Any) -> V
     if not shape:
         raise Unsupported("cosine_similarity of 0-dim tensors")
 
+    def unit(v: Val) -> Val:
+        own = d - len(shape) + v.ndim
+        if own < 0 or (v.shape[own] == 1 and shape[d] != 1):
+            raise Unsupported("cosine_similarity along a dim that is expanded")
+        v = cast_to(b, v, within)
+        length = vector_norm(b, v, 2.0, [own], True)
+        return pointwise(b, [v, length], within, lambda u, n: u / n.fn("maximum", least))
+
+    units = unit(x), unit(y)
+
     def body(idx: tuple[Index, ...]) -> Expr:
-        def total(left: Val, right: Val) -> Term:
-            def term(k: tuple[Index, ...]) -> Expr:
-                at = [*idx[:d], k[0], *idx[d:]]
-                u = b.load(left, broadcast_index(b, left.shape, at))
-                v = b.load(right, broadcast_index(b, right.shape, at))
-                return b.apply("mul", b.cast(u, within), b.cast(v, within))
+        def term(k: tuple[Index, ...]) -> Expr:
+            at = [*idx[:d], k[0], *idx[d:]]
+            u, v = (b.load(z, broadcast_index(b, z.shape, at)) for z in units)
+            return b.apply("mul", u, v)
 
-            return Term(b, b.reduce("sum", [shape[d]], term))
-
-        norms = (
-            total(x, x).fn("sqrt").fn("maximum", least),
-            total(y, y).fn("sqrt").fn("maximum", least),
-        )
-        return (total(x, y) / (norms[0] * norms[1])).expr
+        return b.reduce("sum", [shape[d]], term)
 
     return b.tensor([*shape[:d], *shape[d + 1 :]], dtype, body)

@@ -7,8 +7,9 @@ In: a `Sketch`. Out: "" or what is wrong, such as
 A text that begins with "loud: " is no wrong result: an internal error after which PyTorch ran the
 program, or a refusal.
 
-One difference is allowed. Eager's backward pass raises where a saved tensor was overwritten; the
-compiled one may have saved the value, and not raise. The other way round is a failure.
+Two differences are allowed. Eager's backward pass raises where a saved tensor was overwritten; the
+compiled one may have saved the value, and not raise. The other way round is a failure. A call under
+`lt.compile` may raise what `torch.compile(backend="eager")` raises for the same calls.
 """
 
 from __future__ import annotations
@@ -248,10 +249,24 @@ def _check_way(ways: Ways, way: str, reference: Reference, tally: Tally) -> str:
             tally.rejected += 1  # PyTorch's own capture does not take it
             return ""
         wrong = _difference(got, reference, k)
+        if wrong and way == "compile" and got.error and _captures_fault(ways, k, got.error):
+            tally.rejected += 1
+            return ""
         if wrong:
             return f"{way}, call {call} at {dict(sizes)}: {wrong}"
         tally.compiled += 1
     return ""
+
+
+def _captures_fault(ways: Ways, last: int, error: Exception) -> bool:
+    """Whether PyTorch's capture alone, without Lowtide, raises the same at that call."""
+    torch._dynamo.reset()
+    captured = torch.compile(ways.eager(), backend="eager")
+    for k, (call, sizes) in enumerate(ways.sketch.runs("compile")):
+        raised = seen(ways.sketch, captured, call, sizes).error
+        if k == last or raised:
+            return type(raised) is type(error) and str(raised) == str(error)
+    return False
 
 
 def _difference(got: Seen, reference: Reference, k: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lowtide as lt
 from tests.run.number_ends import check_ends
 
 
@@ -71,6 +72,24 @@ def test_equal_numbers_do_not_deviate() -> None:
 def test_without_degrees_of_freedom() -> None:
     check_ends(without_freedom, torch.randn(3, 9))
     check_ends(without_freedom, torch.full((3, 9), 0.1))
+
+
+def fewer_than_the_correction(x: Tensor) -> Tensor:
+    return x.var(1, correction=2) + x.std(1, correction=2.5)
+
+
+def test_gradients_of_fewer_elements_than_the_correction() -> None:
+    """PyTorch divides by size - correction, a negative number, and gives no NaN."""
+    compiled = lt.script(fewer_than_the_correction)
+    for n in (1, 2, 40):
+        x = torch.randn(3, n)
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        torch.testing.assert_close(
+            compiled(ours), fewer_than_the_correction(theirs), equal_nan=True
+        )
+        compiled(ours).sum().backward()
+        fewer_than_the_correction(theirs).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -78,6 +78,17 @@ def test_a_factor_of_a_sum_that_is_no_ordinary_number(fn: Any, total: float) -> 
     check_ends(fn, x, torch.full((4,), total))
 
 
+def cosines(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    pairs = torch.nn.functional.cosine_similarity(x[:, None], y[None], dim=-1)
+    return pairs, torch.nn.functional.cosine_similarity(x, y, dim=0, eps=1e-30)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1.0, 1e18, 1e20])
+def test_the_product_of_two_norms_neither_overflows_nor_vanishes(scale: float) -> None:
+    x, y = random(5, 40) - 1, random(5, 40).flip(1) - 1
+    check_ends(cosines, x * scale, y * scale)
+
+
 def weighted(s: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(s, 1) @ v
 
