@@ -13,11 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from torch.autograd import function as torch_function
+from lowtide.torch_private.autograd import FunctionBase
 
 Layer = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
-_Base: Any = torch_function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
 _lock = threading.Lock()
 _layers: tuple[Layer, ...] = ()
 
@@ -27,7 +26,7 @@ def add(layer: Layer) -> None:
     global _layers
     with _lock:
         _layers = (*_layers, layer)
-        _Base.apply = classmethod(_apply)
+        FunctionBase.apply = classmethod(_apply)
 
 
 def remove(layer: Layer) -> None:
@@ -36,11 +35,11 @@ def remove(layer: Layer) -> None:
     with _lock:
         _layers = tuple(other for other in _layers if other is not layer)
         if not _layers:
-            del _Base.apply
+            del FunctionBase.apply
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    run = cast("Callable[..., Any]", super(_Base, cls).apply)
+    run = cast("Callable[..., Any]", super(FunctionBase, cls).apply)
     for layer in _layers:
         run = _inside(layer, run, cls)
     return run(*args, **kwargs)

@@ -60,8 +60,8 @@ def not_the_threads_of_pytest() -> None:
     """The thread by which pytest-xdist speaks to a worker uses no tensors."""
     from lowtide.memory.scopes import threads
 
-    count, ours = threads._count_of_threads, threads._count_of_threads()
-    threads._count_of_threads = lambda: max(count() - ours, 0)
+    count, ours = threads.count_of_threads, threads.count_of_threads()
+    threads.count_of_threads = lambda: max(count() - ours, 0)
 
 
 def pytest_collection_finish() -> None:

@@ -30,10 +30,14 @@ STAGES = {
     "load": ("load_library",),
 }
 _FOLDERS_APART = ("frontend/script",)  # of one folder's count
-_PRIVATE = re.compile(
-    r"\btorch(?:\.\w+)*\._[A-Za-z]\w*|from torch(?:\.\w+)*\._\w+|from torch\.\w[\w.]* import _"
-)
-_PRIVATE_ALLOWED = "torch._foreach", "torch.__"
+TORCH_PRIVATE = "torch_private"
+_PRIVATE_PATH = re.compile(r"\btorch(?:\.\w+)*\.(_[A-Za-z]\w*)")
+_PRIVATE_ALLOWED = ("_foreach",)  # a family of ops that has no other name
+# Members of tensors, nodes and ops, whatever they are reached by.
+_PRIVATE_MEMBERS = frozenset({
+    "_base", "_cdata", "_is_view", "_is_zerotensor", "_make_wrapper_subclass", "_op_dk", "_schema",
+    "_sequence_nr", "_use_count", "_version",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +133,54 @@ def knows_order(path: Path) -> bool:
     return sum(not names.isdisjoint(stage) for stage in STAGES.values()) > 1
 
 
+def private_names(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, name) of each private name of PyTorch that the code has, in strings too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    texts = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    from_torch = {
+        (alias.asname or alias.name).partition(".")[0]
+        for node in ast.walk(tree)
+        for alias in _imported_from_torch(node)
+    }
+    for node in ast.walk(tree):
+        found: list[str] = []
+        match node:
+            case ast.ImportFrom() | ast.Import():
+                module = getattr(node, "module", None)
+                names = [alias.name for alias in _imported_from_torch(node)]
+                found = [f"{module}.{name}" if module else name for name in names]
+            case ast.Attribute(attr=name):
+                root: ast.expr = node
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                is_torchs = isinstance(root, ast.Name) and root.id in from_torch
+                found = [f"torch.{name}"] if is_torchs or name in _PRIVATE_MEMBERS else []
+            case ast.Constant(value=str() as text) if id(node) not in texts:
+                found = [text]
+        for text in found:
+            for match_ in _PRIVATE_PATH.finditer(text):
+                name = match_[1]
+                if not name.startswith(_PRIVATE_ALLOWED):
+                    yield node.lineno, name
+
+
+def _imported_from_torch(node: ast.AST) -> list[ast.alias]:
+    """What an import statement takes of PyTorch."""
+    if isinstance(node, ast.ImportFrom):
+        return node.names if (node.module or "").partition(".")[0] == "torch" else []
+    names = node.names if isinstance(node, ast.Import) else []
+    return [alias for alias in names if alias.name.partition(".")[0] == "torch"]
+
+
 def private_files(known: Mapping[str, Path]) -> list[str]:
-    """Modules with private names of PyTorch, each folder `torch_private` aside."""
-    return [
-        name
-        for name, path in known.items()
-        if "torch_private" not in name
-        and any(not m.startswith(_PRIVATE_ALLOWED) for m in _PRIVATE.findall(_code(path)))
-    ]
-
-
-def _code(path: Path) -> str:
-    """A file without its comments."""
-    return re.sub(r"#.*", "", path.read_text(encoding="utf-8"))
+    """Modules with private names of PyTorch."""
+    return [name for name, path in known.items() if any(private_names(path))]
 
 
 def folders(known: Mapping[str, Path]) -> dict[str, tuple[int, int]]:

@@ -17,20 +17,21 @@ from tests.house import PACKAGE, module_name
 # A room → what of the package it may import, itself aside: only what stands above it, but for
 # `codegen`, whose executables call the list of stages, which calls what prints C.
 # A longer name wins over a shorter: "memory.scopes" over "memory".
-BASE = {"errors", "config", "function_apply", "tables", "version"}
+BASE = {"errors", "config", "cpython", "function_apply", "tables", "torch_private", "version"}
 IR = BASE | {"ir"}
 TEXPR = IR | {"texpr"}
 OPS = TEXPR | {"ops"}
 PASSES = OPS | {"passes"}
 RUNTIME = BASE | {"runtime"}
-SHARED = {"runtime", "memory", "diagnostics", "torch_private"}
+SHARED = {"runtime", "memory", "diagnostics"}
 COMPILER = PASSES | SHARED | {"tile", "codegen", "specialise", "compiler"}
 EXECUTE = COMPILER | {"frontend", "execute"}
 API = EXECUTE | {"budget", "api"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
-    "function_apply": set(),
+    "cpython": set(),
+    "function_apply": {"torch_private"},
     "tables": set(),
     "version": set(),
     "ir": BASE,
@@ -42,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "memory.scopes": BASE,
     "memory": RUNTIME | {"memory"},
     "diagnostics": RUNTIME | {"ir", "memory"},
-    "torch_private": IR,
+    "torch_private": {"errors", "config"},
     "specialise": PASSES | SHARED,
     "codegen": PASSES | {"tile", "runtime", "memory", "compiler"},
     "compiler": PASSES | {"tile", "codegen.c", "runtime", "specialise"},
@@ -125,6 +126,27 @@ def test_layers_are_imported_in_one_direction() -> None:
 def test_no_modules_import_one_another() -> None:
     # A scope is a decorator, which makes scopes.
     assert house.import_cycles() == [["memory.scopes.decorate", "memory.scopes.scope"]]
+
+
+def test_private_names_of_pytorch_are_in_one_room() -> None:
+    faults = [
+        f"{path}:{line}: {name} belongs in lowtide/{house.TORCH_PRIVATE}"
+        for module, path in house.files().items()
+        if rule_of(module) != house.TORCH_PRIVATE
+        for line, name in house.private_names(path)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_the_check_sees_a_private_name(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(
+        '"""Not torch._C here."""\nimport torch\nfrom torch import _guards\n'
+        "torch._foreach_add\nx._use_count()\ntorch._C.f()\nself._base_of\n'torch._VF.lstm'\n"
+    )
+    assert set(house.private_names(path)) == {
+        (3, "_guards"), (5, "_use_count"), (6, "_C"), (8, "_VF"),
+    }  # fmt: skip
 
 
 def test_the_check_sees_a_wrong_import(tmp_path: Path) -> None:

@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide import config
 from lowtide.api.explain import Explanation
 from lowtide.budget.memory import MemoryPlan
 from lowtide.diagnostics.warned import warn
-from lowtide.frontend.dynamo.internals import break_of, first_graph, wrapped
 from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.memory.stand_ins import from_leaf, like, over_nothing, with_sizes
+from lowtide.torch_private.graph_capture import break_of, first_graph, wrapped
+from lowtide.torch_private.pytree import tree_leaves, tree_map_only
 
 SEVERAL: Final = (
     "PyTorch captured several graphs of one call: each is held to the budget of {budget:,} bytes "

@@ -29,10 +29,10 @@ from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import LowtideError
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options, options_of
-from lowtide.frontend.dynamo.internals import BACKEND, register
 from lowtide.ir.core import Function
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.graph_capture import BACKEND, register
 
 _reason = torch_state.reason
 _of_thread = captured_graphs.of_thread

@@ -14,13 +14,14 @@ Lowtide has not (yet), such as `_overload`, stays PyTorch's.
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 import types
 from typing import Any, Final, cast
 
 import torch
 import torch.jit
+
+from lowtide.cpython import frame_at
 
 NAMES: Final = (
     "script", "trace", "trace_module", "ScriptModule", "ScriptFunction", "RecursiveScriptModule",
@@ -41,7 +42,7 @@ def lowtide_name(name: str) -> Any:
 
 
 def _is_pytorchs_reader() -> bool:
-    caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    caller = frame_at(2)
     package = str(caller.f_globals.get("__name__", "")).partition(".")[0]
     return package in _SEE_PYTORCHS
 

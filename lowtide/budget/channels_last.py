@@ -27,7 +27,7 @@ import torch
 
 from lowtide.budget.meta_interpreter import run_on_meta
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import storage_of, tensors_in
+from lowtide.execute.candidate import tensors_in
 from lowtide.execute.saved_products import Products
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -35,6 +35,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_op, free_values, w
 from lowtide.memory import layouts
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
 _LEAST: Final = 0.5  # of all products, in operations, convolutions must be

@@ -32,7 +32,7 @@ from lowtide.execute.saved_products import RECALLED, run_recalled
 from lowtide.execute.section import SECTION, run_section
 from lowtide.ir import recomputed
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.casts import Casts
 from lowtide.memory.largest import DEPENDS
@@ -46,6 +46,8 @@ from lowtide.specialise.signature import CPU, Ineligible, exact_key
 from lowtide.specialise.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.texpr.printer import print_program
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.autograd import SET_GRAD_PATH
+from lowtide.torch_private.modes import NoFunctionModes, function_modes_on
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
@@ -59,10 +61,10 @@ _STATES: Final = (
 )
 _META: Final = torch.device("meta")
 
+_AUTOCASTS: Final = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
 _ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
 _DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
-_SETS_GRAD: Final = "torch._C._set_grad_enabled"  # as captured graphs call it
 _NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
 _NOT_DENSE: Final = "a {} tensor: PyTorch runs the call as it is, and nothing is counted"
 _STOPS: Final = "`{}` stops the program"
@@ -110,7 +112,7 @@ class Walk:
         on_host = self.device == CPU
         self.ledger = Ledger(of_host=on_host)
         self._computed = computed
-        self._has_modes = torch_state.function_modes_on()  # the caller's
+        self._has_modes = function_modes_on()  # the caller's
         self._known: dict[int, torch.Tensor] = {}
         self._casts = Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
@@ -123,11 +125,7 @@ class Walk:
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else LikeCuda(self.device)
             over = ours.under(ours.Rules(on_host=on_host, is_rehearsal=True))
-            casts = (
-                self._casts.on()
-                if torch_state.may_cast(driver.function)
-                else contextlib.nullcontext()
-            )
+            casts = self._casts.on() if _may_cast(driver.function) else contextlib.nullcontext()
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
                 if self.records:
@@ -292,7 +290,7 @@ class Walk:
             if found is not None:
                 return [v if v is UNKNOWN else self._meta(v) for v in found]
         scratch = dict(env)
-        if op.attrs.get("target") == _SETS_GRAD:
+        if op.attrs.get("target") == SET_GRAD_PATH:
             if self.records:
                 run_op(op, scratch)
             return [None]
@@ -341,7 +339,7 @@ class Walk:
         """Who asks whether PyTorch has modes of functions learns of the caller's alone."""
         gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
         is_seen = gives_tensors or self._has_modes
-        return contextlib.nullcontext() if is_seen else torch._C.DisableTorchFunction()  # pyright: ignore
+        return contextlib.nullcontext() if is_seen else NoFunctionModes()
 
     def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         condition = env[op.operands[0]]
@@ -575,3 +573,9 @@ def _of_the_data(error: Exception) -> str:
         return _DATA_DECIDE
     shown = text.replace("{", "{{").replace("}", "}}")
     return f"`{{}}` fails ({type(error).__name__}: {shown})"
+
+
+def _may_cast(function: Function) -> bool:
+    """Whether autocast is on, or may be within the program."""
+    is_on = torch_state.autocast_on()
+    return is_on or any(op.attrs.get("target") in _AUTOCASTS for op in function.walk())

@@ -16,10 +16,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from lowtide.ir import object_ops, python_objects
 from lowtide.ir.core import Op, Value
+from lowtide.torch_private.dispatch import OverloadPacket
+from lowtide.torch_private.pytree import tree_leaves
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
 _NAMESPACES: Final = ("aten", "prims")
@@ -41,8 +42,8 @@ def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
     return is_ours and all(x is not None and not x.is_mutable for x in schemas)
 
 
-def _overloads(called: object) -> list[str]:
-    is_packet = isinstance(called, torch._ops.OpOverloadPacket)  # pyright: ignore
+def _overloads(called: Any) -> list[str]:
+    is_packet = isinstance(called, OverloadPacket)
     return called.overloads() if is_packet else []
 
 

@@ -19,11 +19,13 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import Candidate, storage_of, tensors_in
+from lowtide.execute.candidate import Candidate, tensors_in
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.modes import OwnMode
+from lowtide.torch_private.dispatch import schema_of
+from lowtide.torch_private.modes import OwnMode
+from lowtide.torch_private.tensors import base, is_view, storage_of
 
 Tensor = torch.Tensor
 _GAINING: Final = ("mutate", "py.call", "py.call_method")  # may give a graph to what they write
@@ -141,7 +143,7 @@ class Effects:
 
 def _viewed(x: Tensor) -> Tensor:
     """The tensor that it is a view of, itself where it is none. Not so for `detach`."""
-    return cast("Tensor", x._base) if x._is_view() else x  # pyright: ignore[reportPrivateUsage]
+    return cast("Tensor", base(x)) if is_view(x) else x
 
 
 class _Calls(OwnMode):
@@ -155,10 +157,10 @@ class _Calls(OwnMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+        given = dict(zip((a.name for a in schema_of(func).arguments), args, strict=False))
         given |= kwargs or {}
         is_of_batch = all(given.get(name) is not False for name in _OF_THE_BATCH)
-        for a in func._schema.arguments:
+        for a in schema_of(func).arguments:
             is_written = a.alias_info is not None and a.alias_info.is_write
             if is_written or (is_of_batch and a.name in _RUNNING):
                 self.writes |= {storage_of(x) for x in tensors_in(given.get(a.name))}

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.execute.candidate import LEAST_BYTES, Candidate, storage_of
+from lowtide.execute.candidate import LEAST_BYTES, Candidate
 from lowtide.execute.cut import Cut
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -33,6 +33,7 @@ from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.evolution import Evolution, evolution
 from lowtide.passes.making import Makers, constant, make_constant, makers_of
 from lowtide.specialise.signature import SMALL
+from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
 _JOINING: Final = ("torch.stack", "torch.cat")

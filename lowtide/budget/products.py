@@ -13,11 +13,12 @@ from typing import Final
 import torch
 
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import Candidate, storage_of
+from lowtide.execute.candidate import Candidate
 from lowtide.execute.saved_products import Products
 from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.specialise.region_boundaries import static_reason
+from lowtide.torch_private.tensors import storage_of
 
 _SHARES: Final = (1.0, 0.5)  # of what can be kept, in operations
 

@@ -22,8 +22,9 @@ from lowtide.budget.effects import Effects
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
 from lowtide.budget.products import is_product
-from lowtide.execute.candidate import LEAST_BYTES, Candidate, storage_of
+from lowtide.execute.candidate import LEAST_BYTES, Candidate
 from lowtide.ir.core import Op, Value, free_values
+from lowtide.torch_private.tensors import storage_of
 
 
 class Cutter:

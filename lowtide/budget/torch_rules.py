@@ -18,6 +18,7 @@ import torch
 from lowtide.execute.candidate import tensors_in
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op
+from lowtide.torch_private.dispatch import schema_of
 
 Tensor = torch.Tensor
 Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut
@@ -88,9 +89,9 @@ def is_pointwise(op: Op) -> bool:
     if packet is None:
         return False
     forms = [getattr(packet, name) for name in packet.overloads()]
-    of_tensors = [f for f in forms if _takes_tensors(f._schema)]
+    of_tensors = [f for f in forms if _takes_tensors(schema_of(f))]
     return bool(of_tensors) and all(
-        torch.Tag.pointwise in f.tags and not _draws(f._schema) for f in of_tensors
+        torch.Tag.pointwise in f.tags and not _draws(schema_of(f)) for f in of_tensors
     )
 
 

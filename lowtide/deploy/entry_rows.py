@@ -29,7 +29,7 @@ from lowtide.deploy.reader import check_paths, read_code, read_guard, use_names
 from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 
-_KINDS: Final = {k.name.lower(): k for k in inspect._ParameterKind}  # pyright: ignore[reportPrivateUsage]
+_KINDS: Final = {k.name.lower(): k for k in type(inspect.Parameter.VAR_KEYWORD)}
 
 
 @dataclass(frozen=True, slots=True)

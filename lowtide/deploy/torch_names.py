@@ -21,6 +21,9 @@ from typing import Any, Final
 import torch
 
 from lowtide.ir import recomputed
+from lowtide.torch_private import torch_jit
+from lowtide.torch_private.names import FAST_PATHS
+from lowtide.torch_private.names import NN as NN_PATH
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -264,12 +267,10 @@ MODES: Final = frozenset(
 
 _OTHERS: Final = (
     *("torch.Size", "torch.finfo", "torch.iinfo", "Tensor.__setitem__", "Tensor.__getitem__"),
-    *("torch.backends.mha.get_fastpath_enabled", "torch._native_multi_head_attention"),
-    *("torch._nested_tensor_from_mask", "torch._nested_tensor_from_mask_left_aligned"),
-    *("torch._VF._pack_padded_sequence", "torch._VF._pad_packed_sequence"),
+    *("torch.backends.mha.get_fastpath_enabled", *FAST_PATHS),
     *("torch.autograd.grad", "torch.autograd.backward"),
     *("Tensor.to_padded_tensor", "Tensor.__ilshift__", "Tensor.__irshift__"),
-    *("torch._transformer_encoder_layer_fwd", "torch.jit.is_tracing", "torch.jit.is_scripting"),
+    *("torch.jit.is_tracing", "torch.jit.is_scripting"),
 )
 
 TARGETS: Final = frozenset(
@@ -277,7 +278,7 @@ TARGETS: Final = frozenset(
         *(f"Tensor.{name}" for name in TENSOR_METHODS | TENSOR_ATTRIBUTES),
         *(f"Tensor.{name}.__set__" for name in ("data", "grad", "imag", "real", "requires_grad")),
         *(f"torch.{name}" for name in TORCH_FUNCTIONS | PRIVATE),
-        *(f"torch._C._nn.{name}" for name in NN),
+        *(f"{NN_PATH}{name}" for name in NN),
         *(f"F.{name}" for name in FUNCTIONAL),
         *(f"torch.linalg.{name}" for name in LINALG),
         *(f"torch.fft.{name}" for name in FFT),
@@ -311,8 +312,9 @@ def is_pure_method(name: str) -> bool:
     numbers: `to_sparse_csr`, `crow_indices`. No list has to have these."""
     if name.startswith(_NOT_CHECKED) or not hasattr(torch.Tensor, name):
         return False
-    schemas: list[Any] = torch._C._jit_get_schemas_for_operator(f"aten::{name}")  # pyright: ignore
-    of_tensors = [s for s in schemas if "out" not in {a.name for a in s.arguments}]
+    of_tensors = [
+        s for s in torch_jit.schemas(f"aten::{name}") if "out" not in {a.name for a in s.arguments}
+    ]
     return bool(of_tensors) and all(map(_is_pure, of_tensors))
 
 

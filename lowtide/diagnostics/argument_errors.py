@@ -35,7 +35,7 @@ def _positional(signature: inspect.Signature) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if p.kind in kinds]
 
 
-def _takes(signature: inspect.Signature, *kinds: inspect._ParameterKind) -> bool:  # pyright: ignore[reportPrivateUsage]
+def _takes(signature: inspect.Signature, *kinds: object) -> bool:
     return any(p.kind in kinds for p in signature.parameters.values())
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 import warnings
 
+from lowtide.cpython import frame_at
 from lowtide.memory.scopes.births import user_frame
 from lowtide.memory.scopes.hidden import hide
 
 
 def warn(text: str) -> None:
     """A RuntimeWarning at the innermost line of the user's that has led here."""
-    here = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    here = frame_at(1)
     frame, level = user_frame(here), 2
     while frame is not None and here is not frame and here.f_back is not None:
         level, here = level + 1, here.f_back

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils.checkpoint import _StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
 from lowtide.diagnostics.faults import survive
 from lowtide.execute.gradient import Gradient, Pass, cotangent_pattern
@@ -38,6 +37,8 @@ from lowtide.specialise.specialise import Trace
 from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.orders import Order, inverse
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.autograd import StopRecomputation, keeps_graph
+from lowtide.torch_private.tensors import version
 
 Tensor = torch.Tensor
 Values = Sequence[Any]
@@ -182,7 +183,7 @@ class Recorder:
         call.made = []
         try:
             return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
-        except _StopRecomputationError:
+        except StopRecomputation:
             if all(map(bool, call.made[len(self.gradient.program.results) :])):
                 written(call.made)
             raise
@@ -253,7 +254,7 @@ class _Region(torch.autograd.Function):
         for s in g.saved:
             if s.output >= 0:
                 alias = call.aliases[s.name] = _stored(outputs[s.output].detach(), r, s.output)
-                call.versions[s.name] = alias._version
+                call.versions[s.name] = version(alias)
         call.saved = tuple(s.name for s in extra)
         given = dict(zip(r.names, tensors, strict=True))
         given.update({n: outputs[k] for n, k in g.in_place_of.items()})
@@ -320,7 +321,7 @@ def _by_kernels(
     """`ours_alone`: cotangents that nobody else has, so that gradients may be written over them."""
     g = call.recorder.gradient
     tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
-    unchanged = {n: x for n, x in call.aliases.items() if x._version == call.versions[n]}
+    unchanged = {n: x for n, x in call.aliases.items() if version(x) == call.versions[n]}
     if g.at_once is not None:
         return [_scaled(tensors.get(g.at_once.gradients.get(n, "")), cotangents) if x else None
                 for n, x in zip(g.wanted, needed, strict=True)]  # fmt: skip
@@ -357,7 +358,7 @@ def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor
     if found is None or scalar is None:
         return None
     scalar = scalar.reshape(()).to(found.dtype)
-    return found * scalar if torch_state.keeps_graph() else found.mul_(scalar)
+    return found * scalar if keeps_graph() else found.mul_(scalar)
 
 
 def _run(

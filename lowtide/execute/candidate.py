@@ -25,11 +25,6 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     return []
 
 
-def storage_of(x: torch.Tensor) -> int:
-    """Equal for tensors that share memory."""
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the

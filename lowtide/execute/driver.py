@@ -51,6 +51,7 @@ from lowtide.runtime.blocks import KernelFault
 from lowtide.specialise.region_boundaries import ends_region, static_reason
 from lowtide.specialise.signature import CPU, Ineligible
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.modes import function_modes_on
 
 Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
@@ -261,7 +262,7 @@ class BlockPlan:
         of the op that the driver has to run, or `~position` of where the next region begins."""
         values = [env[v] for v in region.live_ins]
         try:
-            if torch_state.function_modes_on():
+            if function_modes_on():
                 with watching.aside():
                     entry, results = _launch(region, values)
                 watching.told(results)
@@ -503,7 +504,7 @@ class Driver:
         if torch.is_grad_enabled() and self._shared.seen(args):
             return self.run_eager(args)
         first = self._first
-        if first is None or torch_state.function_modes_on():
+        if first is None or function_modes_on():
             return self._walk(args)
         entry: Entry = first.find(args)
         run: Callable[..., tuple[Any, ...]] | None = entry.run

@@ -39,6 +39,7 @@ from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.orders import Order, stored_in
 from lowtide.texpr.sizes import evaluate
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.tensors import is_zero_tensor
 
 CHEAP_TERMS: Final = 16  # sums over so few terms are taken again,
 PAIR_TERMS: Final = 64  # and over so many for a value of pairs,
@@ -381,7 +382,7 @@ class _Stepwise:
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
     """The cotangent as the kernels read it, copied if need be, and its expanded dims. PyTorch hands
     out zeros without memory, and memory whose values are to be negated."""
-    if g._is_zerotensor():  # pyright: ignore[reportPrivateUsage]
+    if is_zero_tensor(g):
         g = torch.zeros(g.shape, dtype=g.dtype, device=g.device)
     g = g.resolve_neg()
     if g.is_contiguous():

@@ -17,6 +17,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function, Op, Value
+from lowtide.torch_private.tensors import storage_of
 
 
 def statistics(function: Function) -> frozenset[Value]:
@@ -48,8 +49,8 @@ class Shared:
         """Does the memory of one that is written overlap that of one that is not?"""
         if not self._written:
             return False
-        memory = {_memory(x) for k in self._written for x in _tensors(args[k])}
-        alike = [x for k in self._others for x in _tensors(args[k]) if _memory(x) in memory]
+        memory = {storage_of(x) for k in self._written for x in _tensors(args[k])}
+        alike = [x for k in self._others for x in _tensors(args[k]) if storage_of(x) in memory]
         if not alike:
             return False
         written = [_range(x) for k in self._written for x in _tensors(args[k])]
@@ -61,10 +62,6 @@ class Shared:
                 return True
             reached[is_written] = max(reached[is_written], end)
         return False
-
-
-def _memory(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from lowtide.execute.candidate import storage_of
 from lowtide.execute.cut import Cut, Span
 from lowtide.memory.layouts import is_packed
+from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
 

@@ -18,17 +18,17 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._pytree import tree_map
 
 from lowtide.execute.autograd_function import EagerRegion
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
 from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
-from lowtide.memory.modes import OwnMode
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.specialise.abstract import Abs
 from lowtide.texpr.orders import Order, order_of
+from lowtide.torch_private.modes import OwnMode
+from lowtide.torch_private.pytree import tree_map
 
 _TURNING: Final = frozenset(
     ("permute", "transpose", "movedim", "t", "T", "mT", "mH", "einsum", "unfold", "diagonal")

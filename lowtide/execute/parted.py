@@ -23,7 +23,8 @@ import torch
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import Differentiation, cotangent_name, given_name
 from lowtide.texpr.expr import Program
-from lowtide.torch_private import torch_state
+from lowtide.torch_private.autograd import keeps_graph
+from lowtide.torch_private.tensors import version
 
 Part = frozenset[int]  # outputs, by position
 
@@ -92,19 +93,19 @@ def kept_for(
     else:
         _check(left)
         saved = [left.tensors.get(n) for n in names]
-    if torch_state.keeps_graph():
+    if keeps_graph():
         return saved, left
     rest = (parts if left is None else left.parts) - now
     needed = reads(rest) if rest else frozenset[str]()
     tensors = {n: x for n, x in zip(names, saved, strict=True) if n in needed and x is not None}
-    return saved, Kept(rest, tensors, {n: x._version for n, x in tensors.items()})
+    return saved, Kept(rest, tensors, {n: version(x) for n, x in tensors.items()})
 
 
 def _check(left: Kept) -> None:
     for name, x in left.tensors.items():
-        if x._version != left.versions[name]:
+        if version(x) != left.versions[name]:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
-                f"inplace operation: [{x.type()} {list(x.shape)}] is at version {x._version}; "
+                f"inplace operation: [{x.type()} {list(x.shape)}] is at version {version(x)}; "
                 f"expected version {left.versions[name]} instead"
             )

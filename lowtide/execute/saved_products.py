@@ -18,7 +18,7 @@ import torch
 
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import run_block
-from lowtide.memory.modes import OwnMode
+from lowtide.torch_private.modes import OwnMode
 
 Tensor = torch.Tensor
 RECALLED: Final = "recalled"

@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.execute.autocast import Autocast
-from lowtide.execute.candidate import storage_of
 from lowtide.execute.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.execute.generators import Generators
 from lowtide.execute.loop_chunks import Stretches
@@ -25,6 +24,8 @@ from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.runtime import ours
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.autograd import keeps_graph
+from lowtide.torch_private.tensors import is_view, storage_of
 
 SECTION: Final = "section"
 _CUT_SHORT: Final = (
@@ -86,7 +87,7 @@ class _Recomputed(torch.autograd.Function):
         is_watched = ctx.rules.is_rehearsal and WATCHED in ctx.metadata
         free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
         saved = cast("Sequence[Any]", ctx.saved_tensors)
-        spent = () if torch_state.keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
+        spent = () if keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
         section, others = cast("Chunks", ctx.section), cast("list[Any]", ctx.others)
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
@@ -119,7 +120,7 @@ def _handed_out(value: Any, given: Set[int]) -> Any:
         return value
     if storage_of(value) in given:
         return value.view_as(value)
-    return value.detach() if value._is_view() else value  # pyright: ignore[reportPrivateUsage]
+    return value.detach() if is_view(value) else value
 
 
 def _may_have_gradient(x: Tensor) -> bool:

@@ -24,6 +24,7 @@ from lowtide.ir.core import Op, Value
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.specialise.abstract import Place
+from lowtide.torch_private.tensors import storage_of
 
 
 def unsaved(
@@ -45,7 +46,7 @@ def unsaved(
     saved: set[int] = set()
 
     def note(x: torch.Tensor) -> torch.Tensor:
-        saved.add(_memory(x))
+        saved.add(storage_of(x))
         return x
 
     try:
@@ -57,15 +58,11 @@ def unsaved(
         return frozenset()
     del made
     stands = {n: item(given[places[n].position], places[n].path) for n in candidates}
-    return frozenset(n for n, x in stands.items() if _memory(x) not in saved)
+    return frozenset(n for n, x in stands.items() if storage_of(x) not in saved)
 
 
 def _has_loop(op: Op) -> bool:
     return op.name == "loop" or any(map(_has_loop, (o for b in op.blocks for o in b.ops)))
-
-
-def _memory(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _without_data(value: Any) -> Any:

@@ -20,13 +20,14 @@ from types import BuiltinFunctionType
 from typing import Any, cast
 
 import torch
-import torch.jit._builtins
 import torch.nn.functional
 
 from lowtide.ir import types as t
 from lowtide.ir.interpret import callable_of
 from lowtide.ir.signature import accepts, result_type
 from lowtide.ir.types import Type
+from lowtide.torch_private import torch_jit
+from lowtide.torch_private.names import TRACING_STATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ _KNOWN: dict[str, Type] = {
     "torch.manual_seed": t.ANY,
     # A tuple, in which there may be None; and an object or None: their schemas say otherwise.
     "torch.autograd.grad": t.ANY,
-    "torch._C._get_tracing_state": t.ANY,
+    TRACING_STATE: t.ANY,
     "torch.autograd.forward_ad.unpack_dual": t.TupleType(
         (t.TENSOR, t.optional(t.TENSOR)), ("primal", "tangent")
     ),
@@ -200,13 +201,12 @@ def _schemas(target: str) -> tuple[_Schema, ...]:
         aten = f"aten::__{name}__"
     else:
         try:
-            aten = torch.jit._builtins._find_builtin(callable_of(target))  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
+            aten = torch_jit.operator_name(callable_of(target))
         except AttributeError:
             aten = None
     if aten is None:
         return ()
-    raw: list[Any] = torch._C._jit_get_schemas_for_operator(str(aten))  # pyright: ignore
-    return tuple(_schema(s) for s in raw)
+    return tuple(_schema(s) for s in torch_jit.schemas(aten))
 
 
 def _schema(raw: Any) -> _Schema:

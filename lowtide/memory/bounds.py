@@ -23,6 +23,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.memory import layouts
+from lowtide.torch_private.dispatch import schema_of
 
 Tensor = torch.Tensor
 Bound = Callable[["Call"], int]
@@ -92,7 +93,7 @@ def _bound(op: Any) -> Bound | None:
             return _BOUNDS[key]
     if torch.Tag.pointwise in op.tags:
         return _converted
-    return _nothing if any(r.alias_info is not None for r in op._schema.returns) else None
+    return _nothing if any(r.alias_info is not None for r in schema_of(op).returns) else None
 
 
 # -- bounds ----------------------------------------------------------------------------------------

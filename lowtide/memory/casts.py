@@ -30,11 +30,12 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lowtide.memory.spare_key import SpareKey
+from lowtide.torch_private.dispatch import ops_with_kernel, schema_of
+from lowtide.torch_private.tensors import is_view
 
 Tensor = torch.Tensor
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 aten = torch.ops.aten
-_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _KEYS: Final = {
     "cpu": ("AutocastIPU", "AutocastHPU"),
     "cuda": ("AutocastPrivateUse1", "AutocastIPU"),
@@ -177,7 +178,7 @@ class Casts:
 
 def _is_weight(x: Tensor) -> bool:
     """Whether PyTorch would keep its cast."""
-    return x.requires_grad and x.is_leaf and not x._is_view()
+    return x.requires_grad and x.is_leaf and not is_view(x)
 
 
 def _nesting() -> int:
@@ -226,7 +227,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 @functools.cache
 def _kernels(device_type: str) -> frozenset[str]:
     """The ops that PyTorch has a kernel of autocast for."""
-    found = _C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device_type.upper()}")
+    found = ops_with_kernel(f"Autocast{device_type.upper()}")
     return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
 
 
@@ -235,7 +236,7 @@ def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
     other = _WITH_DTYPE.get(_name(op))
     if other is not None:
         return other, (args, kwargs | {"dtype": torch.float32})
-    place = [a.name for a in op._schema.arguments].index("dtype")
+    place = [a.name for a in schema_of(op).arguments].index("dtype")
     if place < len(args):
         told = args[place] or torch.float32
         return op, ((*args[:place], told, *args[place + 1 :]), kwargs)
@@ -244,8 +245,8 @@ def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, 
 
 def _name(op: Any) -> str:
     """As the dispatcher calls it: `mm`, `sum.dim_IntList`."""
-    name: str = op._schema.name.removeprefix("aten::")
-    overload: str = op._schema.overload_name
+    name: str = schema_of(op).name.removeprefix("aten::")
+    overload: str = schema_of(op).overload_name
     return f"{name}.{overload}" if overload else name
 
 

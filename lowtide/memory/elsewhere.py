@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lowtide.memory.bounds import tensors_in
+from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
@@ -45,12 +46,8 @@ class Elsewhere:
         """These lie there."""
         for x in tensors:
             storage = x.untyped_storage()
-            self._known[_key(x)] = weakref.ref(storage)
+            self._known[storage_of(x)] = weakref.ref(storage)
 
     def _has(self, x: Tensor) -> bool:
-        found = self._known.get(_key(x))
+        found = self._known.get(storage_of(x))
         return found is not None and found() is not None
-
-
-def _key(x: Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.torch_private.dispatch import schema_of
+
 aten = torch.ops.aten
 DEPENDS: Final = "the size of what `{}` gives depends on the data: counted as the largest it can be"
 
@@ -29,7 +31,7 @@ def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:
     if make is None:
         return None, ""
     note = _COUNTS if make is _counts else DEPENDS
-    return make(*args), note.format(func._schema.name.removeprefix("aten::").strip("_2"))
+    return make(*args), note.format(schema_of(func).name.removeprefix("aten::").strip("_2"))
 
 
 def _nonzero(x: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,12 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.torch_private.dispatch import is_slow_convolution
+
 Tensor = torch.Tensor
 aten = torch.ops.aten
 VOLUMES: Final = 5  # dims of images of three
 LAYOUTS: Final = {4: torch.channels_last, VOLUMES: torch.channels_last_3d}
-# PyTorch's own convolutions; by their names, for a transposed one by oneDNN has none in Python.
-_SLOW: Final = ("Slow2d", "Slow3d", "SlowDilated2d", "SlowDilated3d",
-                "SlowTranspose2d", "SlowTranspose3d")  # fmt: skip
-_PYTORCHS: Final[list[Any]] = [getattr(torch._C._ConvBackend, name) for name in _SLOW]  # pyright: ignore
 
 # Those that are channels_last where this argument is, by its place; contiguous where it is not.
 _AS_ARGUMENT: Final[dict[Any, int]] = {
@@ -76,8 +74,7 @@ def is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
     """Whose a convolution on the CPU is, PyTorch knows: it is asked with tensors of one element.
     `options`: stride, padding, dilation, transposed, output_padding, groups."""
     images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
-    select: Any = torch._C._select_conv_backend  # pyright: ignore
-    return select(images, weights, None, *options, None) not in _PYTORCHS
+    return not is_slow_convolution(images, weights, *options)
 
 
 def is_dense(x: Tensor) -> bool:

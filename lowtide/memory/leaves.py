@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from lowtide.torch_private.pytree import tree_leaves
 
 _PLAIN: Final = (int, float, complex, str, bytes, type(None), type, torch.nn.Module)
 _MOST_OBJECTS: Final = 1000

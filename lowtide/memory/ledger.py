@@ -29,14 +29,16 @@ from torch.autograd.function import FunctionCtx
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import bounds, layouts, makers, remembered
 from lowtide.memory.bounds import tensors_in
-from lowtide.memory.composites import is_composite, parts
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
-from lowtide.memory.modes import OwnMode
 from lowtide.memory.plan import Event, Held
 from lowtide.memory.stand_ins import like
+from lowtide.torch_private.autograd import current_node, sequence_number
+from lowtide.torch_private.dispatch import is_composite, parts_of_composite, schema_of
+from lowtide.torch_private.modes import OwnMode
+from lowtide.torch_private.tensors import address, storage_of, use_count, uses_of_storage
 
 _NODE = "lowtide.place"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
@@ -144,7 +146,7 @@ class Ledger(OwnMode):
     def adopt(self, x: torch.Tensor, entry: Entry) -> None:
         """The entry lives as long as the tensor's memory."""
         storage = x.untyped_storage()
-        self._storages[_key(x)] = weakref.ref(storage, self._end_of(_key(x), entry))
+        self._storages[storage_of(x)] = weakref.ref(storage, self._end_of(storage_of(x), entry))
 
     def hold(self, nbytes: int) -> None:
         """So many bytes more stay, of what is not rehearsed one by one."""
@@ -199,30 +201,30 @@ class Ledger(OwnMode):
         self._done = None
 
     def _node_is_done(self, gradients: object, *_: object) -> None:
-        self._done = torch._C._current_autograd_node()  # pyright: ignore
+        self._done = current_node()
         if isinstance(self._done, FunctionCtx):
             self.python_has(tensors_in(gradients))
 
     def python_has(self, tensors: Sequence[torch.Tensor]) -> None:
         """Python holds these, or may: the engine adds nothing to them in their place."""
         found = (x.untyped_storage() for x in tensors)
-        self._of_python |= {x._cdata: weakref.ref(x) for x in found}  # pyright: ignore
+        self._of_python |= {address(x): weakref.ref(x) for x in found}
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether the engine adds a gradient to one that it has, which it does in place where
         nobody else has that; under a mode it does not. Python has what its own functions gave."""
         if func is not aten.add.Tensor or torch.is_grad_enabled():
             return False
-        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        node: Any = current_node()
         if node is None or not (node is self._done or node.name() == _ROOT):
             return False
         x = args[0]
-        if (pythons := self._of_python.get(_key(x))) is not None and pythons() is not None:
+        if (pythons := self._of_python.get(storage_of(x))) is not None and pythons() is not None:
             return False
         return (
             x.layout is torch.strided
-            and torch._C._storage_Use_Count(_key(x)) == _ALONE  # pyright: ignore
-            and x._use_count() <= _ONCE
+            and uses_of_storage(storage_of(x)) == _ALONE
+            and use_count(x) <= _ONCE
             and is_packed(x)
         )
 
@@ -253,7 +255,7 @@ class Ledger(OwnMode):
             return func(*args, **kwargs)
         if is_composite(func):
             with self:
-                return parts(func, args, kwargs)
+                return parts_of_composite(func, args, kwargs)
         self.see_node()
         leaves = not self.of_host and self.elsewhere.makes(args, kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
@@ -276,7 +278,7 @@ class Ledger(OwnMode):
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)
         if func in _MAKE_ZEROS:
-            self._zeros = _key(result)
+            self._zeros = storage_of(result)
         if leaves:
             self.given(tensors_in(result))
             self.elsewhere.add(tensors_in(result))
@@ -296,11 +298,11 @@ class Ledger(OwnMode):
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
         """The op that PyTorch's own gradients would call if no mode were entered: where one is,
         they write onto zeros, which nobody else has, out of place."""
-        node: Any = torch._C._current_autograd_node()  # pyright: ignore
+        node: Any = current_node()
         if node is None or isinstance(node, FunctionCtx):
             return func
         in_place = _ONTO_ZEROS.get(func)
-        is_onto_zeros = in_place is not None and self._zeros == _key(args[0])
+        is_onto_zeros = in_place is not None and self._zeros == storage_of(args[0])
         return in_place if is_onto_zeros else func
 
     def _on_meta(
@@ -308,7 +310,7 @@ class Ledger(OwnMode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with meta tensors in the place of real ones, and `device` likewise."""
         given = tensors_in([*args, *kwargs.values()])
-        schema = func._schema
+        schema = schema_of(func)
         makes = not given and any(a.name == "device" for a in schema.arguments)
         if func in _CONSTANT and not self.of_host and _is_number_of_cpu(args, kwargs):
             return args, kwargs  # where PyTorch for GPUs leaves it
@@ -337,17 +339,17 @@ class Ledger(OwnMode):
         found = self._twins.get(id(x))
         if found is None:
             found = self._twins[id(x)] = (x, like(x))
-            self._storages[_key(found[1])] = weakref.ref(found[1].untyped_storage())
+            self._storages[storage_of(found[1])] = weakref.ref(found[1].untyped_storage())
         return found[1]
 
     def given(self, tensors: Sequence[torch.Tensor]) -> None:
         """These were there before."""
         for x in tensors:
-            self._storages[_key(x)] = weakref.ref(x.untyped_storage())
+            self._storages[storage_of(x)] = weakref.ref(x.untyped_storage())
 
     def book(self, x: torch.Tensor) -> None:
         """It counts as long as its memory lives."""
-        key = _key(x)
+        key = storage_of(x)
         known = self._storages.get(key)
         if not x.is_meta:
             return
@@ -417,8 +419,8 @@ def _answer(func: Any, x: torch.Tensor) -> Any:
 
 def _current() -> tuple[Any, int]:
     """The node of the backward pass that runs, and its number; None and -1 outside of it."""
-    node: Any = torch._C._current_autograd_node()  # pyright: ignore
-    return node, -1 if node is None else int(node._sequence_nr())
+    node: Any = current_node()
+    return node, -1 if node is None else int(sequence_number(node))
 
 
 def _is_number_of_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -432,7 +434,3 @@ def _lifted(func: Any, result: Any) -> Any:
     if is_lift and not result.is_meta and (result.dim() or result.device.type != "cpu"):
         return like(result)
     return result
-
-
-def _key(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]

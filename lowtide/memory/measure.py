@@ -15,7 +15,6 @@ every run. What libraries take from malloc is not seen, nor what malloc keeps of
 from __future__ import annotations
 
 import gc
-import os
 import random
 import statistics
 import sys
@@ -28,12 +27,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from lowtide.runtime import arena
+from lowtide.torch_private.profiler import RecordFunction, quiet_kineto
 
 T = TypeVar("T")
 
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_record: Any = _C._profiler._RecordFunctionFast
-_LOG_LEVEL = "KINETO_LOG_LEVEL"
 _ARENA = "lowtide.arena "  # of a mark: bytes that the arena has given, negative where it got them
 
 
@@ -184,7 +181,7 @@ def _marked_arena() -> Generator[None]:
     """What is asked of the arena inside, and given back, is an event in PyTorch's recording."""
 
     def mark(_address: int, nbytes: int) -> None:
-        with _record(f"{_ARENA}{nbytes}"):
+        with RecordFunction(f"{_ARENA}{nbytes}"):
             pass
 
     arena.set_observer(mark)
@@ -258,20 +255,6 @@ def same_random_numbers() -> Generator[None]:
     finally:
         if torch.cuda.is_initialized() and not was_used:
             torch.cuda.manual_seed_all(seed)
-
-
-@contextmanager
-def quiet_kineto() -> Generator[None]:
-    """PyTorch's profiler starts without a line on stderr: libkineto reads the level that it prints
-    at once, when it is first used."""
-    is_ours = _LOG_LEVEL not in os.environ
-    if is_ours:
-        os.environ[_LOG_LEVEL] = "6"
-    try:
-        yield
-    finally:
-        if is_ours:
-            del os.environ[_LOG_LEVEL]
 
 
 @contextmanager

@@ -22,6 +22,9 @@ from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 
+from lowtide.torch_private.dispatch import schema_of
+from lowtide.torch_private.tensors import is_zero_tensor, storage_of
+
 Tensor = torch.Tensor
 _MOST: Final = 10_000  # calls that are remembered
 _MOST_ITEMS: Final = 64  # of a sequence among the arguments
@@ -79,7 +82,7 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _hangs_on_forms(func: Any) -> bool:
-    schema = func._schema
+    schema = schema_of(func)
     if func.namespace not in _OURS:
         return False
     if schema.is_mutable:
@@ -106,7 +109,7 @@ def _part(value: Any) -> Hashable:
 
 def _form(x: Tensor) -> _Form:
     is_plain = x.is_meta and x.layout is torch.strided and not x.is_nested
-    if not (is_plain and x.dim()) or x.is_conj() or x.is_neg() or x._is_zerotensor():
+    if not (is_plain and x.dim()) or x.is_conj() or x.is_neg() or is_zero_tensor(x):
         raise _UnknownError
     return _Form(x.shape, x.stride(), x.dtype)
 
@@ -114,7 +117,7 @@ def _form(x: Tensor) -> _Form:
 def _given_by(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given:
     if args and result is args[0]:
         return "first"
-    storages = {_storage(x) for x in _tensors([*args, *kwargs.values()])}
+    storages = {storage_of(x) for x in _tensors([*args, *kwargs.values()])}
     if type(result) is not tuple:
         return _fresh_form(result, storages)
     results = cast("tuple[Any, ...]", result)
@@ -127,11 +130,11 @@ def _fresh_form(x: Any, others: set[int]) -> _Form:
         raise _UnknownError
     form = _form(x)
     if (
-        _storage(x) in others
+        storage_of(x) in others
         or x.untyped_storage().nbytes() != form.made().untyped_storage().nbytes()
     ):
         raise _UnknownError
-    others.add(_storage(x))
+    others.add(storage_of(x))
     return form
 
 
@@ -141,10 +144,6 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif type(value) in _SEQUENCES:
         for item in value:
             yield from _tensors(item)
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def _remember(key: Hashable, given: _Given) -> None:

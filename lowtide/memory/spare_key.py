@@ -18,22 +18,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from lowtide.memory.scopes.hidden import hide_with_callees
-
-_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+from lowtide.torch_private.dispatch import (
+    KeySet,
+    KeysExcluded,
+    exclude_key,
+    has_fallback,
+    include_key,
+    is_key_excluded,
+    is_key_included,
+    key_named,
+    schema_of,
+)
 
 
 class SpareKey:
     """See the module's text."""
 
     def __init__(self, *names: str) -> None:
-        keys = ((name, getattr(_C.DispatchKey, name)) for name in names)
-        name, self._key = next(k for k in keys if not _C._dispatch_has_backend_fallback(k[1]))
-        self._alone: Any = _C.DispatchKeySet(self._key)
+        keys = ((name, key_named(name)) for name in names)
+        name, self._key = next(k for k in keys if not has_fallback(k[1]))
+        self._alone: Any = KeySet(self._key)
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, name)
         self._name, self._ops = name, torch.library.Library("aten", "IMPL")
@@ -47,23 +56,23 @@ class SpareKey:
                 return kernel(op, *args, **kwargs)
 
         hide_with_callees(run)
-        name, overload = op._schema.name, op._schema.overload_name
+        name, overload = schema_of(op).name, schema_of(op).overload_name
         self._ops.impl(f"{name}.{overload}" if overload else name, run, self._name)
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
         """Inside, on this thread."""
-        was_out = _C._dispatch_tls_is_dispatch_key_excluded(self._key)
-        was_in = _C._dispatch_tls_is_dispatch_key_included(self._key)
-        _C._dispatch_tls_set_dispatch_key_excluded(self._key, False)
-        _C._dispatch_tls_set_dispatch_key_included(self._key, True)
+        was_out = is_key_excluded(self._key)
+        was_in = is_key_included(self._key)
+        exclude_key(self._key, False)
+        include_key(self._key, True)
         try:
             yield
         finally:
-            _C._dispatch_tls_set_dispatch_key_included(self._key, was_in)
-            _C._dispatch_tls_set_dispatch_key_excluded(self._key, was_out)
+            include_key(self._key, was_in)
+            exclude_key(self._key, was_out)
 
     def off(self) -> contextlib.AbstractContextManager[None]:
         """The same outside, for what is called within `on`."""
-        guard: contextlib.AbstractContextManager[None] = _C._ExcludeDispatchKeyGuard(self._alone)
+        guard: contextlib.AbstractContextManager[None] = KeysExcluded(self._alone)
         return guard

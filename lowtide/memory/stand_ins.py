@@ -12,9 +12,10 @@ import sys
 from typing import Any, Final, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide.errors import LowtideError
+from lowtide.torch_private.pytree import tree_leaves, tree_map_only
+from lowtide.torch_private.tensors import negative_view, storage_nowhere, throw_on_data_pointer
 
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
@@ -85,10 +86,10 @@ def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
     """Memory of which no page is used, however much it is. A GPU's is nowhere: whoever asks where,
     as to launch a kernel of their own, gets an error of PyTorch's."""
     if device.type != "cpu":
-        nowhere: Storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes)  # pyright: ignore
+        nowhere = storage_nowhere(nbytes, device)
         with torch.no_grad():
             over = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
-        torch._C._set_throw_on_mutable_data_ptr(over)  # pyright: ignore[reportPrivateUsage]
+        throw_on_data_pointer(over)
         return nowhere
     if nbytes < _SMALL_BYTES:
         return Storage(nbytes, device="cpu")
@@ -101,4 +102,4 @@ def over(x: Tensor, storage: Storage) -> Tensor:
     made = torch.empty(0, dtype=x.dtype, device=storage.device)
     made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore
     made = made.conj() if x.is_conj() else made
-    return torch._neg_view(made) if x.is_neg() else made  # pyright: ignore
+    return negative_view(made) if x.is_neg() else made

@@ -34,6 +34,7 @@ from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
+from lowtide.torch_private.names import WEIGHT_NORM
 
 # order → (reduction, of the absolute value, of the total); other orders are powers.
 _ORDERS: Final[dict[float, tuple[str, Callable[[Term], Term], Callable[[Term], Term]]]] = {
@@ -143,7 +144,7 @@ def lower_normalize(b: Builder, x: Val, p: Any, dim: Any, eps: Any) -> Val:
 @op(
     "weight_norm",
     "(v: Tensor, g: Tensor, dim: int = 0) -> Tensor",
-    "torch._weight_norm",
+    WEIGHT_NORM,
     kind="composite",
     eager=lambda v, g, dim: v * (g / torch.norm_except_dim(v, 2, dim)),  # type: ignore[operator]
 )

@@ -39,6 +39,7 @@ from typing import Any
 import torch
 
 from lowtide import config
+from lowtide.torch_private.tensors import storage_of
 
 # Below this, malloc's own reuse is as warm, and torch.empty costs the same time.
 SMALL_BYTES = 1 << 20
@@ -435,7 +436,7 @@ def empty(
     if block.new_lease is None:
         block.new_lease = _lease_maker(block)
     made = _tensor_over(block.new_lease(), elements, shape, dtype, strides)
-    _pool.storages[block.address] = _storage_of(made)
+    _pool.storages[block.address] = storage_of(made)
     return made
 
 
@@ -457,14 +458,10 @@ def _tensor_over(
     return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease, 0, steps))
 
 
-def _storage_of(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
-
-
 def has_made(x: torch.Tensor) -> bool:
     """Whether the storage of a tensor is one that `empty` made, over a block: what numpy makes of
     such a tensor, and a tensor of that, have the address, too."""
-    return _pool.storages.get(x.data_ptr()) == _storage_of(x)
+    return _pool.storages.get(x.data_ptr()) == storage_of(x)
 
 
 def scratch(nbytes: int) -> Scratch:

@@ -29,6 +29,7 @@ from typing import Any, cast
 import torch
 
 from lowtide.runtime import arena
+from lowtide.torch_private.tensors import address, has_storage, use_count, uses_of_storage
 
 LEAST_BYTES = arena.SMALL_BYTES  # what is smaller is not worth the counting
 
@@ -75,7 +76,7 @@ def _is_large(x: Any) -> bool:
     """Is it a tensor with memory, and worth the counting? A transform makes some without (vmap)."""
     if type(x) is not torch.Tensor or x.numel() * x.itemsize < LEAST_BYTES:
         return False
-    return torch._C._has_storage(x)  # pyright: ignore
+    return has_storage(x)
 
 
 def all_alone_in_backward(
@@ -147,8 +148,8 @@ def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
 
 def _counts(held: Sequence[torch.Tensor], k: int) -> Counts:
     storage = held[k].untyped_storage()
-    uses = torch._C._storage_Use_Count(storage._cdata)  # pyright: ignore
-    in_cpp = cast("int", held[k]._use_count())  # pyright: ignore
+    uses = uses_of_storage(address(storage))
+    in_cpp = use_count(held[k])
     # whoever has the storage's object is no use of the storage
     return sys.getrefcount(held[k]), in_cpp, sys.getrefcount(storage), uses
 

@@ -32,6 +32,7 @@ from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.index import Index, Size, as_index, row_major
 from lowtide.texpr.orders import Order, order_of, strides_in
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.tensors import is_zero_tensor
 
 SMALL = 32  # sizes up to this are constants of the signature …
 MOST_SMALL = 2  # … while a dim has had no more than so many of them …
@@ -78,7 +79,7 @@ def exact_key(
                 raise Ineligible("a tensor that is not a dense one on the CPU or a GPU")
             if v.is_cuda:
                 parts.append(v.device)
-            if v.is_neg() or v._is_zerotensor():
+            if v.is_neg() or is_zero_tensor(v):
                 raise Ineligible("a lazily negated tensor, or one of zeros without memory")
             if v.is_nested:
                 raise Ineligible("a nested tensor")

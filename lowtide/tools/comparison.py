@@ -32,6 +32,7 @@ from lowtide.memory.measure import (
 )
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.difference import Difference, difference
+from lowtide.torch_private.tensors import version
 
 _AGREES = {None: "-", True: "yes", False: "NO"}
 
@@ -159,7 +160,7 @@ def _called(function: Callable[..., object], args: Sequence[Any]) -> object:
 
 def _versions(args: Sequence[Any]) -> list[int]:
     """How often each tensor has been written to."""
-    return [tensor._version for tensor in tensors_in(args) if not tensor.is_inference()]
+    return [version(tensor) for tensor in tensors_in(args) if not tensor.is_inference()]
 
 
 def _copied(value: object) -> object:

@@ -16,8 +16,8 @@ import lowtide as lt
 from lowtide.api import compile
 from lowtide.api.compile import PlainGraph
 from lowtide.diagnostics import faults
-from lowtide.frontend.dynamo.internals import register
 from lowtide.tools.programs import PROGRAMS
+from lowtide.torch_private.graph_capture import register
 
 
 @pytest.fixture(autouse=True)

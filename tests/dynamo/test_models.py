@@ -15,7 +15,7 @@ from torch import nn
 import lowtide as lt
 from lowtide.api import compile
 from lowtide.diagnostics import faults
-from lowtide.frontend.dynamo.internals import register
+from lowtide.torch_private.graph_capture import register
 
 
 @pytest.fixture(autouse=True)

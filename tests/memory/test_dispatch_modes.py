@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import (
     is_in_any_mode_without_ignore_compile_internals,
 )
 
-from lowtide.memory.modes import OwnMode
+from lowtide.torch_private.modes import OwnMode
 
 
 class Theirs(TorchDispatchMode):

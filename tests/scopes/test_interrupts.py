@@ -130,7 +130,7 @@ def test_an_interrupt_in_the_middle_of_many_tensors(
 ) -> None:
     from lowtide.memory.scopes import disposed
 
-    plain: Callable[..., None] = disposed._swap_impl
+    plain: Callable[..., None] = disposed.swap_contents
     calls = 0
 
     def interrupted(*pair: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ def test_an_interrupt_in_the_middle_of_many_tensors(
 
     kept: list[torch.Tensor] = []
     with monkeypatch.context() as patch:
-        patch.setattr(disposed, "_swap_impl", interrupted)
+        patch.setattr(disposed, "swap_contents", interrupted)
         with pytest.raises(KeyboardInterrupt), lt.dispose_scope() as scope:
             kept += [torch.ones(1) for _ in range(300)]
     assert all(lt.is_disposed(t) for t in kept)

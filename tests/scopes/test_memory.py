@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.measure import measure_peak, quiet_kineto
+from lowtide.memory.measure import measure_peak
 from lowtide.memory.scopes.bag import Bag
+from lowtide.torch_private.profiler import quiet_kineto
 
 MIB = 1 << 20
 CPU = [torch.profiler.ProfilerActivity.CPU]

@@ -7,5 +7,4 @@ In: the torch-level `fx.GraphModule` that a backend is handed, before AOT autogr
     calls      one call node as ops: records, `call_torch`, `mutate`, `py.*`, `py.call`
     names      what is called: operators on numbers, functions with a public name, any other
     refusals   graphs that change PyTorch's state as they run, and so stay PyTorch's
-    internals  what of torch.fx and torch._dynamo is private, and used
 """

@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.dynamo.internals import SET_GRAD
 from lowtide.frontend.dynamo.names import number_op, source_of
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.torch_schemas import is_attribute
@@ -32,6 +31,7 @@ from lowtide.ir.core import Value
 from lowtide.ir.interpret import callable_of
 from lowtide.ir.types import ListType, TupleType, Type
 from lowtide.ops.binding import bind, emit, records_of
+from lowtide.torch_private.autograd import set_grad_enabled
 
 Result = Value | tuple[Value, ...]
 
@@ -62,7 +62,7 @@ def call_function(known: Known, target: Any, call: Call) -> Result:
         found = known.builder.py(number, *(encode(known, a) for a in args))
         if found is not None:
             return found
-    source = None if target is SET_GRAD else source_of(target)
+    source = None if target is set_grad_enabled else source_of(target)
     if source is None or (source[0].startswith("operator.") and not _has_tensor(args)):
         return _object_call(known, target, call)
     name, swapped = source

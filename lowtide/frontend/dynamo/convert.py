@@ -26,16 +26,6 @@ from torch import fx
 from lowtide.compiler import simplified
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.frontend.dynamo.calls import Call, Result, call_function, call_method
-from lowtide.frontend.dynamo.internals import (
-    ENTER_AUTOCAST,
-    EXIT_AUTOCAST,
-    SET_GRAD,
-    breaks,
-    example_of,
-    is_checkpoint,
-    place_of,
-    symbol_of,
-)
 from lowtide.frontend.dynamo.refusals import refusal
 from lowtide.frontend.trace.encode import NotEncodable, encode
 from lowtide.ir import recomputed
@@ -47,6 +37,16 @@ from lowtide.ir.literals import is_literal
 from lowtide.ir.types import DictType, ListType, TupleType, Type
 from lowtide.ir.verify import verify
 from lowtide.ops.binding import bind, emit, records_of
+from lowtide.torch_private.autograd import set_grad_enabled
+from lowtide.torch_private.graph_capture import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    breaks,
+    example_of,
+    is_checkpoint,
+    place_of,
+    symbol_of,
+)
 
 
 class NotConverted(Exception):
@@ -211,7 +211,7 @@ class _Writer:
             case "call_function" if is_checkpoint(node) and not refusal(self._body(node).nodes):
                 self._values[node] = self._checkpoint(node)
             case _:
-                self.sets_grad |= node.target is SET_GRAD
+                self.sets_grad |= node.target is set_grad_enabled
                 self._bind(node, self._call(node))
 
     def _call(self, node: fx.Node) -> Result:

@@ -12,19 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from lowtide.frontend.dynamo.internals import (
+from lowtide.torch_private.autograd import set_grad_enabled
+from lowtide.torch_private.graph_capture import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
-    SET_GRAD,
     example_of,
-    is_wrapped,
 )
+from lowtide.torch_private.modes import STATE_MODULES, is_wrapped
 
-_MODULES: Final = (
-    *("torch._C._functorch", "torch._functorch", "torch.amp", "torch.autograd.forward_ad"),
-    *("torch.autograd.graph", "torch.autograd.grad_mode"),
-)
-_MAY: Final = (SET_GRAD, ENTER_AUTOCAST, EXIT_AUTOCAST)
+_MAY: Final = (set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST)
 _NAMES: Final = ("_enter", "enter_", "_exit", "exit_", "_push", "_pop", "_set_", "set_")
 
 
@@ -41,7 +37,7 @@ def refusal(nodes: Iterable[Any]) -> str:
 def _changes(target: object) -> bool:
     module = str(getattr(target, "__module__", None) or "")
     name = _name(target)
-    if any(module == m or module.startswith(f"{m}.") for m in _MODULES):
+    if any(module == m or module.startswith(f"{m}.") for m in STATE_MODULES):
         return True
     return module.startswith("torch") and name.startswith(_NAMES)
 

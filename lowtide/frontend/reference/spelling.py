@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.torch_private.torch_jit import MODULE
+
 SYMBOLS: Final[dict[type[ast.AST], str]] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
     ast.Pow: "**", ast.MatMult: "@", ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&",
@@ -85,7 +87,7 @@ _PREFIXES: Final = {
     "lowtide": "lt.",
     "torch.jit": "torch.jit.",
     "torch.utils.checkpoint": "torch.utils.checkpoint.",
-    "torch._jit_internal": "torch.jit.",
+    MODULE: "torch.jit.",
     "torch.futures": "torch.futures.",
     "torch.nn": "torch.nn.",
     "torch": "torch.",

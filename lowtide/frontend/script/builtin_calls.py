@@ -37,6 +37,7 @@ from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.torch_private import names, torch_jit
 
 
 def _values(c: Context, call: Call) -> list[Value]:
@@ -208,9 +209,9 @@ def _complex(c: Context, call: Call) -> Node:
 
 
 def _assert(c: Context, call: Call) -> Node:
-    """`torch._assert(condition, message)`."""
+    """PyTorch's `assert` as a function: of a condition and a message."""
     if len(call.args) != 2 or call.keywords:
-        raise c.error(call.node, "torch._assert takes a condition and a message", "`assert`")
+        raise c.error(call.node, f"{names.ASSERT} takes a condition and a message", "`assert`")
     condition, message = _values(c, call)
     held = truth(c, call.node, condition)
     if c.constant(held) is not True:
@@ -219,7 +220,7 @@ def _assert(c: Context, call: Call) -> Node:
 
 
 def _unwrap_optional(c: Context, call: Call) -> Node:
-    """`torch.jit._unwrap_optional(x)`: x, which is not None."""
+    """torch.jit's function that gives x, which is not None."""
     (value,) = _values(c, call)
     held = c.py(call.node, "py.is_not", value, c.const(None))
     if c.constant(held) is not True:
@@ -268,8 +269,8 @@ BUILTINS: dict[object, Builtin] = {
     language.wait: _py("future.wait"),
     torch.jit.fork: _fork,
     torch.jit.wait: _py("future.wait"),
-    torch._assert: _assert,  # pyright: ignore[reportPrivateUsage]
-    torch.jit._unwrap_optional: _unwrap_optional,  # pyright: ignore
+    torch_jit.check: _assert,
+    torch_jit.unwrap_optional: _unwrap_optional,
 }
 
 # What else a builtin takes by name: as the next positional arguments, and as itself.

@@ -21,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from lowtide.cpython import CACHED_FUNCTION
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes, constructing, methods
 from lowtide.frontend.script.arguments import bind_python, check_count, compile_arguments
@@ -29,7 +30,7 @@ from lowtide.frontend.script.cached_functions import cached_call
 from lowtide.frontend.script.comprehensions import decided_early
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.context_managers import context_manager
-from lowtide.frontend.script.decorators import MODIFIER, UNUSED, modifier
+from lowtide.frontend.script.decorators import MODIFIER, modifier
 from lowtide.frontend.script.expressions import python_object
 from lowtide.frontend.script.functions import (
     compile_body,
@@ -60,6 +61,7 @@ from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.python_ops.numbers import MATH_OF_INTS
 from lowtide.ir.types import ClassType
+from lowtide.torch_private.torch_jit import UNUSED
 
 T = TypeVar("T")
 
@@ -173,7 +175,7 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if module in ("math", "cmath") and opdefs.find(math_name) is not None:
         return _math_call(c, math_name, call)
     wrapped = getattr(obj, "__wrapped__", None)
-    is_cached = type(obj).__name__ == "_lru_cache_wrapper"
+    is_cached = type(obj).__name__ == CACHED_FUNCTION
     if is_cached and isinstance(wrapped, FunctionType):
         return cached_call(c, obj, wrapped, call)
     source = source_of(callee)

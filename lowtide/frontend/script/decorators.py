@@ -11,21 +11,15 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Final, TypeVar
 
-from torch._jit_internal import FunctionModifiers
+from lowtide.torch_private.torch_jit import MODIFIER, FunctionModifiers
 
 __all__ = ["MODIFIER", "Attribute", "Final", "export", "ignore", "interface", "unused"]
 
-MODIFIER: typing.Final = "_torchscript_modifier"
 Marked = TypeVar("Marked", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 
 EXPORTED: typing.Final = (FunctionModifiers.EXPORT,)
 IGNORED: typing.Final = (FunctionModifiers.IGNORE,)
-UNUSED: typing.Final = tuple(
-    getattr(FunctionModifiers, name)
-    for name in ("UNUSED", "_DROP")
-    if hasattr(FunctionModifiers, name)
-)
 
 
 def modifier(fn: object) -> object:

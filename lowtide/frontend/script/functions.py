@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
-import importlib
 import typing
 from collections.abc import Mapping
 from types import FunctionType, MethodType
@@ -28,6 +27,7 @@ from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.types import FunctionType as FunctionType_
 from lowtide.ir.types import Type
+from lowtide.torch_private.torch_jit import OVERLOADS
 
 
 def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = None) -> Frame:
@@ -83,16 +83,11 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
 
 
 def _of_overloads(fn: FunctionType) -> Mapping[str, object]:
-    """What all overloads agree on that `torch._jit_internal._overload_method` has been given, as of
+    """What all overloads agree on that torch.jit's mark of overloads has been given, as of
     `nn.LSTM.forward`, whose state is a pair of tensors, and whose input may be packed."""
-    by_class = _OVERLOADS.get(f"__torch__.{fn.__module__}.{fn.__name__}", {})
+    by_class = OVERLOADS.get(f"__torch__.{fn.__module__}.{fn.__name__}", {})
     found = [f.__annotations__ for f in by_class.get(fn.__qualname__.rpartition(".")[0], [])]
     return {k: v for k, v in found[0].items() if all(f.get(k) == v for f in found)} if found else {}
-
-
-_OVERLOADS: dict[str, dict[str, list[FunctionType]]] = getattr(
-    importlib.import_module("torch._jit_internal"), "_overloaded_methods", {}
-)
 
 
 def commented_types(

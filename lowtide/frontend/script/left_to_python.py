@@ -43,6 +43,7 @@ from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.torch_private.torch_jit import UNUSED
 
 _TWO_STATES = t.tuple_of(t.TENSOR, t.TENSOR)
 
@@ -177,7 +178,7 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
     mark = decorators.modifier(fn)
     if mark is None:
         return None
-    if mark in decorators.UNUSED:
+    if mark in UNUSED:
         return raise_unused(c, fn)
     if mark not in decorators.IGNORED:
         return None

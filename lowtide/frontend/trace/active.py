@@ -1,7 +1,7 @@
 """Which recorder is at work in this thread, and `is_tracing`.
 
     with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
-                                       torch._C._is_tracing() too, which some packages ask;
+                                       where PyTorch keeps it, too, as some packages ask;
                                        Spike.apply(x) of an autograd.Function is recorded;
                                        torch.manual_seed(0) is not, which is told
 
@@ -20,6 +20,7 @@ import torch.jit
 
 from lowtide import function_apply
 from lowtide.frontend.trace.places import here
+from lowtide.torch_private.modes import RECORDING_KEPT, NoFunctionModes
 
 if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
@@ -62,7 +63,7 @@ def paused() -> Generator[None]:
     """Nothing is recorded inside."""
     before, _state.paused = _state.paused, True
     try:
-        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
+        with NoFunctionModes():
             yield
     finally:
         _state.paused = before
@@ -117,6 +118,6 @@ def _seed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 # Past the properties of `lowtide.api.patch`.
 _REPLACED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (vars(torch.jit), "is_tracing", _is_tracing),
-    (vars(torch._C), "_is_tracing", _is_tracing),  # pyright: ignore[reportPrivateUsage]
+    (*RECORDING_KEPT, _is_tracing),
     *((vars(m), n, _seed) for m in (torch, torch.random) for n in ("manual_seed", "set_rng_state")),
 )

@@ -20,6 +20,8 @@ import linecache
 import types
 from typing import Final
 
+from lowtide.cpython import CACHED_FUNCTION
+
 _MISSING: Final = object()
 
 
@@ -30,7 +32,7 @@ def is_cached_call(frame: types.FrameType) -> bool:
         return False
     found = _named(callee, frame)
     found = getattr(found, "__func__", found)  # a static method, or a class's
-    return type(found).__name__ == "_lru_cache_wrapper"
+    return type(found).__name__ == CACHED_FUNCTION
 
 
 @functools.lru_cache(maxsize=1024)

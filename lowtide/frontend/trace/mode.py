@@ -13,18 +13,21 @@ not. Always holds: the user's exception goes through unchanged, and its call is 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from lowtide.cpython import frame_at
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.trace.encode import has_traced, plain
 from lowtide.frontend.trace.names import name_of
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder, tensors_in
+from lowtide.torch_private.autograd import set_grad_enabled
+from lowtide.torch_private.modes import transform
+from lowtide.torch_private.tensors import version
 
 _SIZES: Final = frozenset(
     {"Tensor.shape", "Tensor.size", "Tensor.numel", "Tensor.nelement", "torch.numel"}
@@ -63,7 +66,7 @@ class TraceMode(TorchFunctionMode):
         self.recorder = recorder
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
-        self._transform = _transform()
+        self._transform = transform()
         self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
 
     def __torch_function__(
@@ -79,7 +82,7 @@ class TraceMode(TorchFunctionMode):
             return func(*args, **named)
         given = [plain(a) for a in args]
         given_named = {k: plain(v) for k, v in named.items()}
-        if func is _SET_GRAD:
+        if func is set_grad_enabled:
             return func(*given)
         found = name_of(func)
         is_set = found is not None and found[0] in _SETTERS
@@ -127,7 +130,7 @@ class TraceMode(TorchFunctionMode):
     ) -> Any:
         """Records a call that makes tensors or writes into some; gives the result of the run."""
         recorder = self.recorder
-        if self._transform is None and _transform() is not None:
+        if self._transform is None and transform() is not None:
             raise self._not_recorded(
                 "a torch.func transform inside a traced function",
                 "the transform around the traced function, or the batched operations themselves",
@@ -180,12 +183,7 @@ class TraceMode(TorchFunctionMode):
         return self.recorder.error(place, f"{what} cannot be recorded", remedy)
 
 
-_functorch: Final[Any] = getattr(torch._C, "_functorch", None)  # pyright: ignore
-_transform: Final[Callable[[], object]] = getattr(
-    _functorch, "peek_interpreter_stack", lambda: None
-)
 _SETTERS: Final = ("Tensor.data.__set__", "Tensor.grad.__set__")  # no version tells of them
-_SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
 
 
 def _is_its_own(x: torch.Tensor, data: torch.Tensor | None) -> bool:
@@ -208,7 +206,7 @@ def _another_name(x: torch.Tensor) -> torch.Tensor:
 
 def _caller_iterates() -> bool:
     """Whether `unbind` was called by `for row in x`."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame = frame_at(1)
     for _ in range(6):
         if frame.f_back is None:
             return False
@@ -224,4 +222,4 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]
 
 def _version(x: torch.Tensor) -> int:
     """How often the tensor was changed in place; inference tensors do not count."""
-    return -1 if x.is_inference() else x._version  # pyright: ignore[reportPrivateUsage]
+    return -1 if x.is_inference() else version(x)

@@ -21,6 +21,7 @@ import torch
 
 from lowtide.frontend.torch_schemas import torch_paths
 from lowtide.ir.interpret import callable_of
+from lowtide.torch_private.names import FUNCTIONS
 
 # Operators of tensors whose records stand under `operator`, operands swapped where reflected.
 _OPERATORS: Final = {
@@ -93,7 +94,7 @@ def _by_module(func: object) -> str | None:
         return f"torch.ops.{func}"
     module = str(getattr(func, "__module__", ""))
     name, short = str(getattr(func, "__qualname__", "")), str(getattr(func, "__name__", ""))
-    for path in (f"{module}.{name}", f"torch.{short}", f"torch._C._VariableFunctions.{short}"):
+    for path in (f"{module}.{name}", f"torch.{short}", f"{FUNCTIONS}{short}"):
         if path.startswith("torch.") and _leads_to(path, func):
             return path
     return None

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
-from torch.utils import _pytree as pytree
 
 from lowtide.ir.literals import is_literal
+from lowtide.torch_private import pytree
 
 
 class NotANest(Exception):

@@ -16,10 +16,10 @@ gave for its number before.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from lowtide.cpython import frame_at
 from lowtide.frontend.trace.cached_calls import is_cached_call
 from lowtide.ir import opdefs
 from lowtide.ir.core import Value
@@ -152,7 +152,7 @@ def _float(self: Any) -> float:
 def _hash(self: Any) -> int:
     """That of the number; to a cached function, a size is like no other, and like no number."""
     is_live = isinstance(self, Traced) and self.traced_recorder.is_live()
-    if is_live and is_cached_call(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+    if is_live and is_cached_call(frame_at(1)):
         return object.__hash__(self)
     return hash(plain_number(self))
 

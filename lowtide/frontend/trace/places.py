@@ -15,16 +15,16 @@ import contextlib
 import functools
 import linecache
 import os
-import sys
 import types
 import warnings
 from dataclasses import dataclass
 
 import torch
-from torch.jit._trace import TracerWarning as TorchTracerWarning
 
 from lowtide import errors
+from lowtide.cpython import frame_at
 from lowtide.errors import Loc
+from lowtide.torch_private.torch_jit import TracerWarning as TorchTracerWarning
 
 
 class TracerWarning(TorchTracerWarning):
@@ -55,7 +55,7 @@ class Place:
 
 def here(stop: types.FrameType | None = None) -> Place:
     """The innermost line of the user's; `stop` is the frame where the traced call began."""
-    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    frame: types.FrameType | None = frame_at(1)
     library: types.FrameType | None = None
     last = frame
     while frame is not None and frame is not stop:

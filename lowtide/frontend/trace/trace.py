@@ -13,7 +13,6 @@ and `output` puts it together.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from lowtide.compiler import simplified
+from lowtide.cpython import frame_at
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc, LowtideError
 from lowtide.frontend.trace import active
 from lowtide.frontend.trace.captures import Captures, Constants
@@ -90,7 +90,7 @@ def record(
         raise LowtideError(f"lt.trace of {name} inside a traced function: trace it beforehand")
     form, leaves = _form(call, name)
     captures = Captures(root, constants)
-    recorder = Recorder(captures, sys._getframe(), quiet=quiet)  # pyright: ignore[reportPrivateUsage]
+    recorder = Recorder(captures, frame_at(), quiet=quiet)
     params: list[Value] = []
     tensors: list[torch.Tensor] = []
     own = {id(x) for x in (*root.parameters(), *root.buffers())} if root is not None else set[int]()

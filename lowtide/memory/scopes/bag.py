@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lowtide.cpython import free_after_fork
 from lowtide.memory.scopes.births import FIELDS, Birth, Births, each
 
 # Held while bags change hands. Never held while user code runs, except by finalizers, hence the R.
@@ -46,7 +47,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     """Whoever else held the lock is not there any more."""
-    LOCK._at_fork_reinit()  # pyright: ignore
+    free_after_fork(LOCK)
 
 
 if hasattr(os, "register_at_fork"):

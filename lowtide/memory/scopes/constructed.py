@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
+from lowtide.cpython import frame_at
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.nests import tensors_in
-
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 
 
 class _Plain(torch.Tensor):
@@ -51,7 +50,7 @@ _counts: dict[type, int] = {}
 
 def constructed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     """A tensor made by a call of its class; of a subclass, `__new__` may hand out an old one."""
-    kind, frame, deep = type(tensor), _getframe(2), 0
+    kind, frame, deep = type(tensor), frame_at(2), 0
     if issubclass(kind, _Plain):
         _counts[kind] = sys.getrefcount(tensor)
         return

@@ -19,15 +19,14 @@ impl: the call that is running goes on with it, and the memory goes with the las
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch._guards import CompileContext  # pyright: ignore[reportPrivateUsage]
 
+from lowtide.cpython import frame_at
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
 from lowtide.memory.scopes import threads
 from lowtide.memory.scopes.births import (
@@ -40,13 +39,19 @@ from lowtide.memory.scopes.births import (
     loc_of_birth,
 )
 from lowtide.memory.scopes.nests import tensors_in
+from lowtide.torch_private.autograd import set_versions
+from lowtide.torch_private.graph_capture import CompileContext
+from lowtide.torch_private.modes import NoFunctionModes, dispatch_depth, no_dispatch_modes
+from lowtide.torch_private.tensors import (
+    is_view,
+    make_wrapper,
+    swap_contents,
+    use_count,
+    version_unseen,
+)
 
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
-_make_wrapper: Any = _Tensor._make_wrapper_subclass
-_swap_impl: Any = _C._swap_tensor_impl
 _set: Any = object.__setattr__
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
 # So many handles that end together share one dict, which says what they were: one for each would
 # be the largest thing made for it. Few, as the last handle to go keeps the account of all.
@@ -122,7 +127,7 @@ class DisposedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _METADATA and (_is_applied(_getframe(1)) or _needs_gradient(args[0])):
+        if func in _METADATA and (_is_applied(frame_at(1)) or _needs_gradient(args[0])):
             return _METADATA[func]
         raise _error_in(args, kwargs)
 
@@ -140,7 +145,7 @@ class DisposedTensor(torch.Tensor):
             # In a dict of its own, for C++ to read when another thread may run.
             _set(self, "__dict__", {**object.__getattribute__(self, "__dict__"), name: value})
         # Of a result that was changed in place; whether it fails is not looked at.
-        elif not (name == "_backward_hooks" and _is_applied(_getframe(1))):
+        elif not (name == "_backward_hooks" and _is_applied(frame_at(1))):
             raise error_of(self)
 
     def __dir__(self) -> list[str]:
@@ -210,7 +215,7 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
                 attributes = tensor.__dict__
                 hollow = ready.pop() if ready else hollows.take()
                 try:
-                    _swap_impl(tensor, hollow)
+                    swap_contents(tensor, hollow)
                 except RuntimeError:
                     _close(ref, obituary)
                     continue
@@ -241,7 +246,7 @@ class _Hollows:
             count = min(max(self._left, 1), _AHEAD)
             self._left -= count
             for _ in range(count):
-                made: Any = _make_wrapper(*_HOLLOW)
+                made: Any = make_wrapper(*_HOLLOW)
                 made.__class__ = _Tensor
                 self.ready.append(made)
         return self.ready.pop()
@@ -261,11 +266,11 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_sha
     if tensor is None or kind is DisposedTensor:
         return False
     attributes: Any = tensor.__dict__
-    hollow: Any = _make_wrapper(*_HOLLOW)
+    hollow: Any = make_wrapper(*_HOLLOW)
     try:
         hollow.__class__ = kind
         if not is_shared:
-            _swap_impl(tensor, hollow)
+            swap_contents(tensor, hollow)
     except TypeError:  # a class with slots
         return False
     except RuntimeError:
@@ -288,12 +293,9 @@ def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
     """No TorchDispatchMode of the user's sees how handles are emptied."""
-    if not _C._len_torch_dispatch_stack():
+    if not dispatch_depth():
         return _NO_CONTEXT
-    from torch.utils import _python_dispatch  # pyright: ignore[reportPrivateUsage]
-
-    modes: Any = _python_dispatch
-    return modes._disable_current_modes()
+    return no_dispatch_modes()
 
 
 def release_pending() -> None:
@@ -322,7 +324,7 @@ _pending: dict[int, weakref.ref[torch.Tensor]] = {}
 def _is_exchanged(tensor: torch.Tensor) -> bool:
     """Give the handle another impl; False if C++ holds its own weakly."""
     try:
-        _swap_impl(tensor, _Hollows(0).take())
+        swap_contents(tensor, _Hollows(0).take())
     except RuntimeError:
         return False
     return True
@@ -336,19 +338,19 @@ def _let_go(tensor: torch.Tensor) -> bool:
         return True
     # Of its own, as C++ sets attributes on the way.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
-    with _C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-        if _Tensor._use_count(tensor) > 1 or _Tensor._is_view(tensor):
+    with NoFunctionModes(), torch.inference_mode(False), torch.enable_grad():
+        if use_count(tensor) > 1 or is_view(tensor):
             return False
         # Nothing saved it, so that new data can make no gradient wrong. The hook of `retain_grad`
         # moves to the grad_fn of the last operation in place, which here nobody else has.
-        version = _Tensor._version.__get__(tensor)
+        version = version_unseen(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
         try:
             _set(tensor, "__class__", _Tensor)
             _Tensor.detach_(_Tensor.mul_(tensor, 1))
         finally:
             _set(tensor, "__class__", DisposedTensor)
-        _C._autograd._unsafe_set_version_counter((tensor,), (version,))
+        set_versions((tensor,), (version,))
     return _is_exchanged(tensor)
 
 
@@ -358,7 +360,7 @@ def _is_applied(frame: FrameType) -> bool:
 
 
 def _needs_gradient(tensor: torch.Tensor) -> bool:
-    with _C.DisableTorchFunction():
+    with NoFunctionModes():
         return _Tensor.requires_grad.__get__(tensor)
 
 

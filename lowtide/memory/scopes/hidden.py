@@ -18,23 +18,17 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-import torch
-from torch._jit_internal import FunctionModifiers
+from lowtide.torch_private.graph_capture import skip, skip_with_callees
+from lowtide.torch_private.torch_jit import MODIFIER, FunctionModifiers
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
-
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_eval: Any = _C._dynamo.eval_frame
-_SKIP: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.DEFAULT)
-
-_SKIP_BELOW: Any = _eval._FrameExecStrategy(_eval._FrameAction.SKIP, _eval._FrameAction.SKIP)
 
 
 def hide_with_callees(function: Callable[..., Any]) -> None:
     """The function, and whatever it calls."""
     code = _code_of(function)
     assert code is not None
-    _eval.set_code_exec_strategy(code, _SKIP_BELOW)
+    skip_with_callees(code)
 
 
 def by_python(member: Marked) -> Marked:
@@ -43,7 +37,7 @@ def by_python(member: Marked) -> Marked:
     for one in vars(member).values() if of_class else (member,):
         function = getattr(one, "fget", one)
         if isinstance(function, FunctionType):
-            vars(function)["_torchscript_modifier"] = FunctionModifiers.IGNORE
+            vars(function)[MODIFIER] = FunctionModifiers.IGNORE
     return member
 
 
@@ -63,7 +57,7 @@ def _code_of(member: Any) -> CodeType | None:
 
 def _skip(code: CodeType | None) -> None:
     if code is not None:
-        _eval.set_code_exec_strategy(code, _SKIP)
+        skip(code)
         for const in code.co_consts:
             if isinstance(const, CodeType):
                 _skip(const)

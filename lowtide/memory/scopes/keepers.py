@@ -29,13 +29,12 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._functorch import eager_transforms, predispatch  # pyright: ignore[reportPrivateUsage]
 from torch.autograd.variable import Variable
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import dlpack
-from torch.utils.data import dataloader
 
+from lowtide.cpython import frame_at
 from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.bag import LOCK, Bag
 from lowtide.memory.scopes.births import unseen
@@ -44,26 +43,26 @@ from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
 from lowtide.memory.scopes.nests import tensors_in, with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, owner_of, see, state
+from lowtide.torch_private.autograd import (
+    RUN_BACKWARD,
+    pop_saved_hooks,
+    push_saved_hooks,
+    top_saved_hooks,
+)
+from lowtide.torch_private.modes import UNWRAPPERS
+from lowtide.torch_private.tensors import NEXT_OF_WORKERS
+from lowtide.torch_private.torch_jit import ScriptList
 
 Attach = Callable[[torch.Tensor, Place], None]  # `ownership.attach`
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_autograd: Any = _C._autograd
-_loader: Any = dataloader
 _installed: list[bool] = []
 _PACKAGE = __name__.rpartition(".")[0]
 # What these define is around the user's functions and layers, which are to be compiled.
 _USERS = (".decorate", ".sequential")
-# What no mode is asked about; the names of functorch's are those that Dynamo does not look into, if
-# there are such.
-_GRAD_UNWRAPPER = "_unwrap_for_grad_impl"
+# What no mode is asked about.
 _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch, ("from_numpy", "frombuffer", "from_dlpack")),
     (dlpack, ("from_dlpack",)),
-    (getattr(torch.nested, "_nested", None), ("nested_tensor",)),
-    (predispatch, ("_remove_batch_dim_impl", _GRAD_UNWRAPPER)),
-    (eager_transforms, ("_unwrap_functional_tensor",)),
-    (eager_transforms, () if hasattr(predispatch, _GRAD_UNWRAPPER) else ("_unwrap_for_grad",)),
+    *UNWRAPPERS,
     (Variable, ("__new__",)),
 )
 _is_dynamo_compiling: Any = torch.compiler.is_dynamo_compiling
@@ -127,9 +126,9 @@ def install(attach: Attach) -> None:
         for name in names:
             if hasattr(owner, name):
                 _seen(owner, name)
-    _watched(torch.autograd, "_engine_run_backward")
+    _watched(torch.autograd, RUN_BACKWARD)
     _hooks_open()
-    _handing_out(_loader._MultiProcessingDataLoaderIter, "_next_data", attach)
+    _handing_out(*NEXT_OF_WORKERS, attach)
     _trading(torch.utils, "swap_tensors")
 
 
@@ -177,11 +176,11 @@ def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
 def _hooks_open() -> None:
     """The same of hooks that this thread entered before the first scope."""
     below: list[tuple[Any, Any]] = []
-    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := top_saved_hooks(True)) is not None:
         below.append(top)
-        _autograd._pop_saved_tensors_default_hooks()
+        pop_saved_hooks()
     for pack, unpack in reversed(below):
-        _autograd._push_saved_tensors_default_hooks(_packing(pack), unpack)
+        push_saved_hooks(_packing(pack), unpack)
 
 
 def _packing(pack: Any) -> Any:
@@ -230,7 +229,7 @@ def _holding(owner: Any, name: str) -> None:
 
     @functools.wraps(plain)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        held = None if is_gone(self) else _C.ScriptList([self])
+        held = None if is_gone(self) else ScriptList([self])
         try:
             return plain(self, *args, **kwargs)
         finally:
@@ -249,7 +248,7 @@ def _seen(owner: Any, name: str) -> None:
             return plain(*args, **kwargs)
         made = plain(*args, **kwargs)
         if sys.getrefcount(made) <= FRESH_SHARED:  # else it was known before
-            see(made, _getframe(1))
+            see(made, frame_at(1))
         return made
 
     setattr(owner, name, function)
@@ -269,7 +268,7 @@ def _handing_out(owner: Any, name: str, attach: Attach) -> None:
         if place is not None:
             for tensor in tensors_in(batch):
                 if owner_of(tensor) is None:
-                    see(tensor, _getframe(1))
+                    see(tensor, frame_at(1))
                 else:
                     attach(tensor, place)
         return batch

@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar, TypeVarTuple, overload
 
 import torch
 
+from lowtide.cpython import frame_at
 from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, threads, watch
 from lowtide.memory.scopes.bag import LOCK
@@ -45,7 +46,6 @@ from lowtide.memory.scopes.watch import Place, state
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 _set: Any = object.__setattr__
 _MANY = 100
 _NONE: frozenset[int] = frozenset()
@@ -66,7 +66,7 @@ class DisposeScope(Place):
         self._opened: tuple[CodeType, int] | None = None
 
     def __enter__(self) -> DisposeScope:
-        self._begin(_getframe(1))
+        self._begin(frame_at(1))
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class DisposeScope(Place):
         self._end("by the end of the dispose scope", is_block=True)
 
     async def __aenter__(self) -> DisposeScope:
-        self._begin(_getframe(1))
+        self._begin(frame_at(1))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -345,7 +345,7 @@ def ending_here(how: str) -> Ending:
 
 
 def _ending(how: str, scope: DisposeScope | None, is_block: bool = False) -> Ending:
-    frame = user_frame(_getframe(2))
+    frame = user_frame(frame_at(2))
     opened = None if scope is None else scope._opened  # pyright: ignore[reportPrivateUsage]
     if frame is None:
         return Ending(None, 0, how, opened)

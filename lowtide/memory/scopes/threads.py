@@ -14,17 +14,18 @@ that C has started are not counted.
 
 from __future__ import annotations
 
-import _thread
 import threading
 from typing import Any
 
-_count_of_threads: Any = getattr(_thread, "_count")  # noqa: B009 - it is CPython's own
+from lowtide.cpython import count_of_threads
+from lowtide.torch_private.names import PIN_MEMORY_LOOP
+
 # The class of a thread, or the function that it runs. Where these meet tensors at all, as the two
 # of DataLoader do, the tensors are their own or no more is asked of them than where they lie.
 _SERVANTS = frozenset({
     "tqdm._monitor.TMonitor",
     "multiprocessing.queues.Queue._feed",
-    "torch.utils.data._utils.pin_memory._pin_memory_loop",
+    PIN_MEMORY_LOOP,
     "IPython.core.history.HistorySavingThread",
     "ipykernel.control.ControlThread",
     "ipykernel.heartbeat.Heartbeat",
@@ -34,7 +35,7 @@ _SERVANTS = frozenset({
 
 def is_alone() -> bool:
     """Whether no other thread runs Python code."""
-    return not _count_of_threads() and threading.get_ident() == threading.main_thread().ident
+    return not count_of_threads() and threading.get_ident() == threading.main_thread().ident
 
 
 def may_share() -> bool:
@@ -52,7 +53,7 @@ def _may_share() -> bool:
         for thread in threading.enumerate()
     )
     is_main = threading.get_ident() == threading.main_thread().ident
-    return not is_main or servants < _count_of_threads()
+    return not is_main or servants < count_of_threads()
 
 
 def _work_of(thread: threading.Thread) -> str:

@@ -28,25 +28,28 @@ from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import Parameter
-from torch.utils._device import DeviceContext
 
+from lowtide.cpython import frame_at
 from lowtide.memory.scopes.bag import Bag, Counts, holder_of
 from lowtide.memory.scopes.births import USER_CODES, Births, note
 from lowtide.memory.scopes.nests import is_nest, tensors_in
+from lowtide.torch_private.modes import (
+    DeviceContext,
+    function_depth,
+    function_mode_at,
+    pop_function_mode,
+    push_function_mode,
+)
+from lowtide.torch_private.tensors import GETTERS_OF_OTHERS, use_count
 
 T = TypeVar("T")
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Any = torch.Tensor
-_getframe: Any = getattr(sys, "_getframe")  # noqa: B009 - it is CPython's own
 # Results that hold no tensor: most of what is not a tensor.
 _PLAIN = frozenset({int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout})
 _GRAD_SETTER: Any = _Tensor.grad.__set__
-# They hand out a tensor that exists already.
-_GETTERS: Any = (_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__)
 _DEEPCOPY: Any = _Tensor.__deepcopy__
 _TOLIST: Any = _Tensor.tolist
 _NO_DISPATCH: Any = _Tensor.__torch_dispatch__
-_use_count: Any = _Tensor._use_count  # by C++; asks no mode
 
 
 def _count_of_fresh() -> int:
@@ -171,9 +174,9 @@ def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None
     if type(made) is _Tensor and _getrefcount(made) == FRESH:
         place = _innermost.get()
         if place is None or place.thread is not self.thread or (log := place.log) is None:
-            _record(self.thread, made, _getframe(1))
+            _record(self.thread, made, frame_at(1))
             return made
-        frame = _getframe(1)
+        frame = frame_at(1)
         code = frame.f_code
         if code is self.code or id(code) in USER_CODES:
             self.code = code
@@ -183,7 +186,7 @@ def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None
         if len(log) > place.limit:
             place.shorten()
     elif type(made) not in _PLAIN:
-        _look(self.thread, func, args, kwargs, _getrefcount(made), made, _getframe(1))
+        _look(self.thread, func, args, kwargs, _getrefcount(made), made, frame_at(1))
     return made
 
 
@@ -298,9 +301,9 @@ def told(made: Any) -> None:
     times = Counter(map(id, found))
     for tensor in found:
         twice = 2 * times[id(tensor)]  # by the nest and by `found`
-        most = _FRESH_ELSE + _BY_CPP * (_use_count(tensor) > 1)  # as the base of a view
+        most = _FRESH_ELSE + _BY_CPP * (use_count(tensor) > 1)  # as the base of a view
         if sys.getrefcount(tensor) - twice <= most and is_ours(tensor):
-            _record(thread, tensor, _getframe(1))
+            _record(thread, tensor, frame_at(1))
 
 
 def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) -> None:
@@ -340,7 +343,7 @@ def _look(
     # The memo of a deep copy has the copy already.
     is_copied = func is _DEEPCOPY
     if isinstance(made, torch.Tensor):
-        if (args and made is args[0]) or func in _GETTERS:  # in place, or there before
+        if (args and made is args[0]) or func in GETTERS_OF_OTHERS:  # in place, or there before
             return
         if is_ours(made):  # an argument that comes back has a reference more
             if _is_fresh(made, count - is_copied):
@@ -396,7 +399,7 @@ def _are_recorded(thread: ThreadState, made: Any, frame: FrameType | None) -> bo
 def _is_fresh(tensor: torch.Tensor, references: int) -> bool:
     """Whether they are no more than those from where it was returned and from C++: with more it
     was known before."""
-    return references <= FRESH + _BY_CPP * (_use_count(tensor) > 1)
+    return references <= FRESH + _BY_CPP * (use_count(tensor) > 1)
 
 
 def on_grad_set(value: Any) -> None:
@@ -417,7 +420,7 @@ def is_ours(tensor: torch.Tensor) -> bool:
 
 def _modes() -> list[_Mode]:
     """Ours that are on the stack."""
-    stack = map(_C._get_function_stack_at, range(_C._len_torch_function_stack()))
+    stack = map(function_mode_at, range(function_depth()))
     return [mode for mode in stack if type(mode) is _Mode]
 
 
@@ -426,23 +429,23 @@ def _is_on_stack(mode: _Mode) -> bool:
 
 
 def _insert(mode: _Mode) -> None:
-    above = [_C._pop_torch_function_stack() for _ in range(_C._len_torch_function_stack())]
+    above = [pop_function_mode() for _ in range(function_depth())]
     # PyTorch's default device insists on being the last of all. `with torch.device(…)`, which keeps
     # no older one, takes off whatever lies on top when it ends: we are below.
     if above and isinstance(above[-1], DeviceContext) and hasattr(above[-1], "old_device"):
-        _C._push_on_torch_function_stack(above.pop())
+        push_function_mode(above.pop())
     for other in (mode, *reversed(above)):
-        _C._push_on_torch_function_stack(other)
+        push_function_mode(other)
 
 
 def _remove(mode: _Mode) -> None:
-    depth = _C._len_torch_function_stack()
-    at = next((i for i in range(depth) if _C._get_function_stack_at(i) is mode), None)
+    depth = function_depth()
+    at = next((i for i in range(depth) if function_mode_at(i) is mode), None)
     if at is None:
         return
-    above = [_C._pop_torch_function_stack() for _ in range(depth - at)]
+    above = [pop_function_mode() for _ in range(depth - at)]
     for other in reversed(above[:-1]):
-        _C._push_on_torch_function_stack(other)
+        push_function_mode(other)
 
 
 def _forget_after_fork() -> None:

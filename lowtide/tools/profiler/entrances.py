@@ -12,7 +12,6 @@ records into.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +19,12 @@ from typing import Any
 import torch
 
 from lowtide import function_apply
+from lowtide.cpython import frame_at
 from lowtide.tools.profiler import watch
 from lowtide.tools.profiler.patches import Patches
+from lowtide.torch_private.autograd import RUN_BACKWARD
+from lowtide.torch_private.torch_jit import COMPILED
 
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _lock = threading.Lock()
 _patches = Patches()
 _inside = 0
@@ -35,9 +36,9 @@ def enter() -> None:
     with _lock:
         _inside += 1
         if _inside == 1:
-            _patches.replace(torch.autograd, "_engine_run_backward", _watched_backward)
+            _patches.replace(torch.autograd, RUN_BACKWARD, _watched_backward)
             function_apply.add(_watched_apply)
-            for owner in (_C.ScriptFunction, _C.ScriptMethod):
+            for owner in COMPILED:
                 _patches.replace(owner, "__call__", _noted_call)
 
 
@@ -57,7 +58,7 @@ def _noted_call(old: Any) -> Any:
         watcher = watch.current()
         if watcher is None or watcher.is_paused:
             return old(self, *args, **kwargs)
-        watcher.note_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+        watcher.note_place(frame_at(1))
         with watcher.busy():
             return old(self, *args, **kwargs)
 

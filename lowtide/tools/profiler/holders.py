@@ -25,6 +25,7 @@ from typing import Any, Self
 
 import torch
 
+from lowtide.cpython import frames_of_threads
 from lowtide.memory.scopes.disposed import is_gone
 from lowtide.tools.profiler.alive import Found, live_tensors, place_of
 from lowtide.tools.profiler.names import (
@@ -38,6 +39,8 @@ from lowtide.tools.profiler.names import (
 )
 from lowtide.tools.profiler.records import Allocation
 from lowtide.tools.profiler.referrers import Above, is_made_anew, is_ours
+from lowtide.torch_private.autograd import SAVED, sequence_number
+from lowtide.torch_private.tensors import base as base_of
 
 _MAX_DEPTH = 6
 _MAX_HOLDERS = 4
@@ -49,7 +52,7 @@ class Holders:
 
     def __init__(self, found: Found) -> None:
         tensors = [t for refs in found.values() for t in _still(refs)]
-        bases = [base for t in tensors if (base := t._base) is not None]
+        bases = [base for t in tensors if (base := base_of(t)) is not None]
         self._found = found
         self._above = Above([*tensors, *bases])
         self._saved: dict[tuple[str, int], tuple[str, Any]] | None = None
@@ -71,7 +74,7 @@ class Holders:
         texts: list[str] = []
         for tensor in _still(self._found.get(allocation.born, ())):
             texts += holders_of(tensor, self._above)
-            base = tensor._base  # a view keeps its base, and the base the memory
+            base = base_of(tensor)  # a view keeps its base, and the base the memory
             if base is not None and not texts:
                 texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
         if not texts:
@@ -238,7 +241,7 @@ def _words(referrer: Any, words: str) -> str:
 def _running_frames() -> list[types.FrameType]:
     """The frames of all threads that are not the profiler's own."""
     frames: list[types.FrameType] = []
-    for innermost in sys._current_frames().values():  # pyright: ignore[reportPrivateUsage]
+    for innermost in frames_of_threads().values():
         frame: types.FrameType | None = innermost
         while frame is not None:
             if not is_ours(frame):
@@ -255,7 +258,7 @@ def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
     seen: set[Any] = set()
     roots = [(root, t) for t in live_tensors() if (root := _graph_of(t)) is not None]
     # The latest first: what it leads to is its graph, and not that of a result in between.
-    roots.sort(key=lambda pair: -pair[0]._sequence_nr())
+    roots.sort(key=lambda pair: -sequence_number(pair[0]))
     for root, tensor in roots:
         for node in _nodes(root, seen):
             for value in _values_of(node):
@@ -283,7 +286,7 @@ def _nodes(root: Any, seen: set[Any]) -> Iterator[Any]:
 
 
 def _values_of(node: Any) -> Iterable[torch.Tensor]:
-    names: Sequence[str] = [name for name in dir(node) if name.startswith("_saved_")]
+    names: Sequence[str] = [name for name in dir(node) if name.startswith(SAVED)]
     for name in [*names, "saved_tensors"]:
         with suppress(Exception):  # freed by backward()
             value: Any = getattr(node, name)

@@ -12,7 +12,6 @@ Most are private to PyTorch or Python; where a version lacks them, they are left
 
 from __future__ import annotations
 
-import concurrent.futures.thread
 import functools
 import sys
 import threading
@@ -21,10 +20,11 @@ from typing import Any
 
 import torch
 
+from lowtide.cpython import WorkItem, frame_at
 from lowtide.errors import LowtideError
 from lowtide.tools.profiler import watch
-
-_WorkItem: Any = concurrent.futures.thread._WorkItem  # pyright: ignore[reportPrivateUsage]
+from lowtide.torch_private.graph_capture import EVAL_FRAME, SWITCH
+from lowtide.torch_private.profiler import STARTERS
 
 
 class Patches:
@@ -58,10 +58,10 @@ def apply(
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
-    patches.replace(_WorkItem, "run", functools.partial(_with_work, followed))
-    for name in ("_prepare_profiler", "_enable_profiler"):
+    patches.replace(WorkItem, "run", functools.partial(_with_work, followed))
+    for name in STARTERS:
         patches.replace(torch.autograd.profiler, name, _refused)
-    if "torch._dynamo.eval_frame" in sys.modules:
+    if EVAL_FRAME in sys.modules:
         _patch_dynamo(patches)
     else:
         patches.replace(torch, "compile", functools.partial(_patching_compile, patches))
@@ -114,7 +114,7 @@ def _patching_compile(patches: Patches, old: Any) -> Any:
     @functools.wraps(old)
     def compile(*args: Any, **kwargs: Any) -> Any:
         made = old(*args, **kwargs)
-        if "torch._dynamo.eval_frame" in sys.modules and watch.current() is not None:
+        if EVAL_FRAME in sys.modules and watch.current() is not None:
             _patch_dynamo(patches)
         return made
 
@@ -122,7 +122,7 @@ def _patching_compile(patches: Patches, old: Any) -> Any:
 
 
 def _patch_dynamo(patches: Patches) -> None:
-    patches.replace(sys.modules["torch._dynamo.eval_frame"], "_maybe_set_eval_frame", _switch)
+    patches.replace(sys.modules[EVAL_FRAME], SWITCH, _switch)
 
 
 def _switch(old: Any) -> Any:
@@ -133,7 +133,7 @@ def _switch(old: Any) -> Any:
     def switch(callback: Any) -> Any:
         watcher = watch.current()
         if watcher is not None:
-            caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            caller = frame_at(1)
             if callable(callback):
                 watcher.enter_compiled(caller)
             else:

@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from lowtide.cpython import frame_at
+
 _MAX_LEVELS = 12
 _MAX_OBJECTS = 20_000
 _open: set[int] = set()  # ids of what searches hold themselves
@@ -52,7 +54,7 @@ class Above:
         _open.difference_update(self._ours)
 
     def _expand(self, level: list[Any]) -> list[Any]:
-        self._ours |= {id(level), id(sys._getframe()), id(sys._getframe(1))}  # pyright: ignore[reportPrivateUsage]
+        self._ours |= {id(level), id(frame_at()), id(frame_at(1))}
         wanted: dict[int, list[Any]] = {id(thing): [] for thing in level}
         self._keep += level
         self._parents.update(wanted)

@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import quiet_gc
 from lowtide.runtime import arena
-from lowtide.tools.profiler import entrances, follow, patches, watch
+from lowtide.tools.profiler import entrances, patches, watch
+from lowtide.torch_private import profiler
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class Session:
         self._arena: list[tuple[int, int, int]] = []
         self._remarks: list[str] = []
         self._patches: patches.Patches | None = None
-        self._following: follow.Following | None = None
+        self._following: profiler.Following | None = None
         self._lock = threading.Lock()
         self._of_thread: dict[int, watch.ThreadWatcher] = {}
         self._inside: Any = None  # an event around all that the thread does
@@ -64,14 +65,14 @@ class Session:
                     "a profile is running already: one `with lt.profile()` at a time"
                 )
             try:
-                follow.start_recording()
+                profiler.start_recording()
             except RuntimeError as fault:
                 raise LowtideError(
                     "PyTorch's own profiler is running: lt.profile() needs it for itself"
                 ) from fault
             _active = self
         self._owner = threading.get_ident()
-        self._following = follow.Following()
+        self._following = profiler.Following()
         if not self._following.can_follow:
             self._remarks.append("threads that Python starts are not followed on this platform")
         arena.set_observer(self._observe_arena)
@@ -101,7 +102,7 @@ class Session:
             with _activating:
                 _active = None
                 with quiet_gc(collect=False):  # a million small objects are made
-                    events = follow.stop_recording()
+                    events = profiler.stop_recording()
             if self._following is not None:
                 self._following.close()
         return Capture(
@@ -180,8 +181,8 @@ class Session:
 
 
 def _leave(before: Any) -> None:
-    """This thread is followed no more; see `follow.leave`."""
-    follow.leave(before)
+    """This thread is followed no more; see `profiler.leave`."""
+    profiler.leave(before)
     entrances.leave()
 
 

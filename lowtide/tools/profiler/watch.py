@@ -16,7 +16,6 @@ This runs at every operator, so it does as little as it can: 1.5 µs, of which 1
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -27,7 +26,15 @@ from typing import Any, TypeGuard
 
 import torch
 
+from lowtide.cpython import frame_at
 from lowtide.tools.profiler.modules import ModulePaths
+from lowtide.torch_private.modes import (
+    function_depth,
+    function_mode_at,
+    pop_function_mode,
+    push_function_mode,
+)
+from lowtide.torch_private.profiler import RANGE_BEGINS, RANGE_ENDS, RecordFunction
 
 NOTE_FIELDS = 5  # time, code, offset of the instruction in it, module path, end of the call before
 ANCHOR = "lowtide.anchor "
@@ -38,16 +45,6 @@ INSIDE = "lowtide.inside"
 
 _ANCHOR_EVERY_NS = 10_000_000
 _LARGE_ELEMENTS = 1024  # results from here on are noted with their shape
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-_record: Any = _C._profiler._RecordFunctionFast
-_pop: Callable[[], Any] = _C._pop_torch_function_stack
-_push: Callable[[Any], None] = _C._push_on_torch_function_stack
-_depth: Callable[[], int] = _C._len_torch_function_stack
-_at: Callable[[int], Any] = _C._get_function_stack_at
-_frame_at: Callable[[int], FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
-# What a mode sees of `record_function`: its event is open between the two.
-_RANGE_BEGINS: Any = torch.ops.profiler._record_function_enter_new
-_RANGE_ENDS: Any = torch.ops.profiler._record_function_exit._RecordFunction
 _clock_ns: Callable[[], int] = time.perf_counter_ns
 _Tensor = torch.Tensor
 
@@ -120,7 +117,7 @@ class Watcher:
         self.on_end: Callable[[], None] = _nothing
         self._compiled_frame: FrameType | None = None
         self._above_compiled = 0
-        self._anchor = _record(f"{ANCHOR}{index}")
+        self._anchor = RecordFunction(f"{ANCHOR}{index}")
 
     def _called(
         self,
@@ -129,7 +126,7 @@ class Watcher:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        frame = _frame_at(1)
+        frame = frame_at(1)
         code = frame.f_code
         if code is self.code:
             at = frame.f_lasti  # which line that is takes longer to find: it is done later
@@ -172,7 +169,7 @@ class Watcher:
         """Follow this thread from here on."""
         _local.watcher = self
         self.anchor(8)  # the first are slow
-        _push(self)
+        push_function_mode(self)
 
     def stop(self) -> None:
         """No longer: the last anchors are set."""
@@ -186,7 +183,7 @@ class Watcher:
         """Watching inside, also where PyTorch has put the mode aside, as in a call's own code."""
         is_added = not is_on(self)
         if is_added:
-            _push(self)
+            push_function_mode(self)
         try:
             yield
         finally:
@@ -248,13 +245,13 @@ class Watcher:
     @contextmanager
     def op(self, name: str) -> Generator[None]:
         """What happens inside counts as one operator of this name, called at the user's line."""
-        self.note_place(sys._getframe(2))  # pyright: ignore[reportPrivateUsage]
-        with self.busy(), _record(OP + name):
+        self.note_place(frame_at(2))
+        with self.busy(), RecordFunction(OP + name):
             yield
 
     def mark(self, name: str) -> None:
         """Puts an event of no length into PyTorch's recording of this thread."""
-        with self.busy(), _record(name):
+        with self.busy(), RecordFunction(name):
             pass
 
     def call_module(
@@ -298,17 +295,17 @@ class ThreadWatcher(Watcher):
         try:
             if self.has_stopped:
                 return func(*args, **(kwargs or {}))
-            code, at = user_place(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+            code, at = user_place(frame_at(1))
             now_ns = time.perf_counter_ns()
             self.note((now_ns, code, at, self.module, self.ended_ns))
             if now_ns > self.next_anchor_ns:
                 self.anchor()
             result = func(*args, **(kwargs or {}))
             self.ended_ns = time.perf_counter_ns()
-            if func is _RANGE_BEGINS:
+            if func is RANGE_BEGINS:
                 self.depth += 1
                 self._ranges += 1
-            elif func is _RANGE_ENDS and self._ranges:
+            elif func is RANGE_ENDS and self._ranges:
                 self.depth -= 1
                 self._ranges -= 1
             if isinstance(result, torch.Tensor) and result.numel() >= _LARGE_ELEMENTS:
@@ -322,7 +319,7 @@ def inside() -> Any:
     """An event for all that this thread does between its `__enter__` and `__exit__`: what a GPU's
     allocator tells outside of events is not in PyTorch's tree, as where Python lets go of tensors.
     """
-    return _record(INSIDE)
+    return RecordFunction(INSIDE)
 
 
 def let_go() -> None:
@@ -332,7 +329,7 @@ def let_go() -> None:
     watcher = current()
     if _has_ended(watcher):
         watcher.leave()
-    for mode in [_at(index) for index in range(_depth())]:
+    for mode in [function_mode_at(index) for index in range(function_depth())]:
         if _has_ended(mode):
             remove(mode)
 
@@ -343,7 +340,7 @@ def _has_ended(mode: object) -> TypeGuard[ThreadWatcher]:
 
 def is_on(mode: object) -> bool:
     """Whether `mode` is on this thread's stack of function modes."""
-    return any(_at(index) is mode for index in range(_depth()))
+    return any(function_mode_at(index) is mode for index in range(function_depth()))
 
 
 def remove(mode: object) -> int | None:
@@ -351,16 +348,16 @@ def remove(mode: object) -> int | None:
     if not is_on(mode):
         return None
     above: list[Any] = []
-    while (top := _pop()) is not mode:
+    while (top := pop_function_mode()) is not mode:
         above.append(top)
     for other in reversed(above):
-        _push(other)
+        push_function_mode(other)
     return len(above)
 
 
 def put_back(mode: object, above: int) -> None:
     """Puts `mode` where it was: whoever put the `above` modes on top of it takes them off by
     popping, and must not meet another."""
-    others = [_pop() for _ in range(min(above, _depth()))]
+    others = [pop_function_mode() for _ in range(min(above, function_depth()))]
     for one in (mode, *reversed(others)):
-        _push(one)
+        push_function_mode(one)

@@ -1,4 +1,4 @@
-"""PyTorch's own recording of operators and allocations, on this thread and on others.
+"""PyTorch's profiler from within: marks, the recording of operators and allocations.
 
 PyTorch records a thread if the thread's local state says so, and hands that state on to the
 threads of autograd, not to those of Python. `Following` carries it over: the callbacks of
@@ -20,18 +20,29 @@ import functools
 import os
 import sys
 import threading
-from typing import Any
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 
-from lowtide.memory.measure import quiet_kineto
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+_ranges: Final[Any] = torch.ops.profiler
 
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+# A mark: a context with a name.
+RecordFunction: Final[Any] = _C._profiler._RecordFunctionFast
+# What a mode sees of `record_function`: its event is open between the two.
+RANGE_BEGINS: Final[Any] = _ranges._record_function_enter_new
+RANGE_ENDS: Final[Any] = _ranges._record_function_exit._RecordFunction
+# Of `torch.autograd.profiler`: what starts one.
+STARTERS: Final = ("_prepare_profiler", "_enable_profiler")
+
 _GET_CALLBACKS = "_ZN2at24get_record_function_tls_Ev"
 _SET_CALLBACKS = "_ZN2at24set_record_function_tls_ERKNS_17RecordFunctionTLSE"
 _CLEAR_CALLBACKS = "_ZN2at25clearThreadLocalCallbacksEv"
 _GET_RECEIVER = "_ZN3c1020ThreadLocalDebugInfo7currentEv"
 _SET_RECEIVER = "_ZN3c1020ThreadLocalDebugInfo22_forceCurrentDebugInfoESt10shared_ptrIS0_E"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 def start_recording() -> None:
@@ -57,6 +68,20 @@ def start_recording() -> None:
 def stop_recording() -> list[Any]:
     """End it. The outermost events of all threads, with those inside them as children."""
     return _C._autograd._disable_profiler().experimental_event_tree()
+
+
+@contextmanager
+def quiet_kineto() -> Generator[None]:
+    """PyTorch's profiler starts without a line on stderr: libkineto reads the level that it prints
+    at once, when it is first used."""
+    is_ours = _LOG_LEVEL not in os.environ
+    if is_ours:
+        os.environ[_LOG_LEVEL] = "6"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ[_LOG_LEVEL]
 
 
 class Following:

@@ -16,23 +16,48 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, Final, cast
 
 import torch
+from torch._guards import CompileContext
 
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.torch_private.dispatch import HigherOrderOperator
+from lowtide.torch_private.modes import no_dispatch_modes
+
+__all__ = ["CompileContext"]
 
 BACKEND: Final = "lowtide"
-SET_GRAD: Final[Any] = torch._C._set_grad_enabled  # pyright: ignore
 ENTER_AUTOCAST: Final[Any] = torch.amp.autocast_mode._enter_autocast  # pyright: ignore
 EXIT_AUTOCAST: Final[Any] = torch.amp.autocast_mode._exit_autocast  # pyright: ignore
 
+# The module of the switch that compiled code flips on entry and on exit, once that is loaded.
+EVAL_FRAME: Final = "torch._dynamo.eval_frame"
+SWITCH: Final = "_maybe_set_eval_frame"
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+_eval: Final[Any] = _C._dynamo.eval_frame
+_Strategy: Final[Any] = _eval._FrameExecStrategy
+_Action: Final[Any] = _eval._FrameAction
+_SKIP: Final[Any] = _Strategy(_Action.SKIP, _Action.DEFAULT)
+_SKIP_BELOW: Final[Any] = _Strategy(_Action.SKIP, _Action.SKIP)
 _CHECKPOINT: Final = "tag_activation_checkpoint"
 _CHECKPOINT_OPTIONS: Final = (
     *("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"),
 )
 _TORCH: Final = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def skip(code: CodeType) -> None:
+    """The capture runs it as Python where it is called from Python; what it calls may be captured.
+    It still looks into it from a function that it captures."""
+    _eval.set_code_exec_strategy(code, _SKIP)
+
+
+def skip_with_callees(code: CodeType) -> None:
+    """The same of it and of whatever it calls."""
+    _eval.set_code_exec_strategy(code, _SKIP_BELOW)
 
 
 def register(backend: Callable[..., Any]) -> None:
@@ -71,7 +96,6 @@ def first_graph(
 
     Raises TypeError for arguments that the function does not take."""
     import torch._dynamo.convert_frame as convert_frame
-    import torch.utils._python_dispatch as dispatch
     from torch._dynamo import config, utils
 
     called: Any = model.forward if isinstance(model, torch.nn.Module) else model
@@ -97,7 +121,7 @@ def first_graph(
             _nothing_known(),
             utils.get_metrics_context(),
             capture.compile_context(context),
-            dispatch._disable_current_modes(),  # pyright: ignore[reportPrivateUsage]
+            no_dispatch_modes(),
         ):
             capture.compile_frame(
                 function.__code__,
@@ -159,16 +183,9 @@ def is_checkpoint(node: Any) -> bool:
     """Whether a node stands for `torch.utils.checkpoint`: a call of the graph that is its first
     argument."""
     target, options = node.target, set(node.kwargs)
-    is_higher = isinstance(target, torch._ops.HigherOrderOperator)  # pyright: ignore
+    is_higher = isinstance(target, HigherOrderOperator)
     name = str(target.name()) if is_higher else ""
     return name == _CHECKPOINT and options.issubset(_CHECKPOINT_OPTIONS)
-
-
-def is_wrapped(example: Any) -> bool:
-    """Whether a tensor stands for another one inside a transform such as vmap."""
-    functorch: Any = getattr(torch._C, "_functorch", None)  # pyright: ignore[reportPrivateUsage]
-    check: Any = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    return check is not None and isinstance(example, torch.Tensor) and bool(check(example))
 
 
 def place_of(node: Any) -> Loc:

@@ -1,0 +1,47 @@
+"""Autograd's engine: which node runs, in what order nodes were made, hooks of saved tensors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.autograd import forward_ad
+from torch.autograd import function as torch_function
+from torch.utils import checkpoint
+
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+_autograd: Final[Any] = _C._autograd
+_checkpoint: Final[Any] = checkpoint
+_forward_ad: Final[Any] = forward_ad
+
+# The node of the backward pass that this thread runs; None outside of one.
+current_node: Final[Callable[[], Any]] = _C._current_autograd_node
+# The number of a node: a later one has a larger number.
+sequence_number: Final[Callable[[Any], int]] = operator.methodcaller("_sequence_nr")
+# What `torch.set_grad_enabled` calls; captured graphs call it by this path.
+set_grad_enabled: Final[Any] = _C._set_grad_enabled
+SET_GRAD_PATH: Final = "torch._C._set_grad_enabled"
+# Stops the second run of a checkpointed function where enough is known.
+StopRecomputation: Final[type[Exception]] = _checkpoint._StopRecomputationError
+# The class of autograd Functions in which `apply` is C's.
+FunctionBase: Final[Any] = torch_function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+# Of `torch.autograd`: what runs each backward pass.
+RUN_BACKWARD: Final = "_engine_run_backward"
+SAVED: Final = "_saved_"  # how the names of what a node has saved begin
+
+top_saved_hooks: Final[Callable[[bool], Any]] = _autograd._top_saved_tensors_default_hooks
+pop_saved_hooks: Final[Callable[[], None]] = _autograd._pop_saved_tensors_default_hooks
+push_saved_hooks: Final[Callable[[Any, Any], None]] = _autograd._push_saved_tensors_default_hooks
+# Takes tensors, and the version that each has from then on.
+set_versions: Final[Callable[..., None]] = _autograd._unsafe_set_version_counter
+# Whether the backward pass that is running may be run again. Unknown counts as yes.
+keeps_graph: Final[Callable[[], bool]] = getattr(
+    _autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is on."""
+    return int(_forward_ad._current_level) >= 0

@@ -1,0 +1,100 @@
+"""Modes of this thread: of functions, of dispatch; transforms of torch.func; what records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.utils._python_dispatch as dispatch
+from torch._functorch import eager_transforms, predispatch  # pyright: ignore[reportPrivateUsage]
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["DeviceContext"]  # PyTorch's mode of the default device
+
+_C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
+_dispatch: Final[Any] = dispatch
+_FLAG: Final = "_is_in_any_mode_without_ignore_compile_internals"  # torch 2.11 may lack it
+
+
+def _never(*_: object) -> Any:
+    return False
+
+
+def _flag(name: str) -> Callable[..., Any]:
+    """One that this PyTorch lacks counts as off."""
+    return getattr(_C, name, _never)
+
+
+function_modes_on: Final[Callable[[], bool]] = _flag("_is_torch_function_mode_enabled")
+function_depth: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stack", lambda: 0)
+function_mode_at: Final[Callable[[int], Any]] = _flag("_get_function_stack_at")
+pop_function_mode: Final[Callable[[], Any]] = _C._pop_torch_function_stack
+push_function_mode: Final[Callable[[Any], None]] = _C._push_on_torch_function_stack
+# A context inside which no mode of functions, and no class, sees a call.
+NoFunctionModes: Final[Any] = _C.DisableTorchFunction
+
+dispatch_depth: Final[Callable[[], int]] = _flag("_len_torch_dispatch_stack")
+dispatch_mode_at: Final[Callable[[int], Any]] = _flag("_get_dispatch_stack_at")
+# A context inside which this thread has no modes of dispatch.
+no_dispatch_modes: Final[Callable[[], Any]] = _dispatch._disable_current_modes
+
+_functorch: Final[Any] = getattr(_C, "_functorch", None)
+# The innermost transform of torch.func that is at work; None without one.
+transform: Final[Callable[[], object]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+_is_wrapped: Final[Any] = getattr(_functorch, "is_functorch_wrapped_tensor", _never)
+any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
+# (owner, names) of what no mode is asked about; the names of functorch's are those that Dynamo does
+# not look into, if there are such.
+_GRAD_UNWRAPPER: Final = "_unwrap_for_grad_impl"
+UNWRAPPERS: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
+    (getattr(torch.nested, "_nested", None), ("nested_tensor",)),
+    (predispatch, ("_remove_batch_dim_impl", _GRAD_UNWRAPPER)),
+    (eager_transforms, ("_unwrap_functional_tensor",)),
+    (eager_transforms, () if hasattr(predispatch, _GRAD_UNWRAPPER) else ("_unwrap_for_grad",)),
+)
+# Whether `torch.jit.trace` records; torch.onnx.export does, too. Packages ask where it is kept.
+is_recording: Final[Callable[[], bool]] = _flag("_is_tracing")
+RECORDING_KEPT: Final[tuple[Any, str]] = (_C.__dict__, "_is_tracing")
+# Modules whose functions change what a transform or a mode does.
+STATE_MODULES: Final = (
+    *("torch._C._functorch", "torch._functorch", "torch.amp", "torch.autograd.forward_ad"),
+    *("torch.autograd.graph", "torch.autograd.grad_mode"),
+)
+
+
+def is_wrapped(x: Any) -> bool:
+    """Whether a tensor stands for another one inside a transform such as vmap."""
+    return isinstance(x, torch.Tensor) and bool(_is_wrapped(x))
+
+
+class OwnMode(TorchDispatchMode):
+    """The base of Lowtide's own modes of dispatch: captured code runs under it.
+
+        class Counts(OwnMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None): ...
+
+    PyTorch notes in one variable of the process whether a mode is on that captured code must not
+    run under. Each mode saves it on entry and restores it on exit. If two threads leave their modes
+    in another order than they entered them, the variable stays set: `torch.compile` then captures
+    nothing, and the guards of what it has captured fail. So an `OwnMode` sets the variable on exit
+    to what this thread's modes say.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to skip it PyTorch would import it, which takes seconds
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Guards of captured code pass over this mode."""
+        return True
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if getattr(dispatch, _FLAG, False):
+            stack = map(dispatch_mode_at, range(dispatch_depth()))
+            is_on = not all(mode.ignore_compile_internals() for mode in stack)
+            setattr(dispatch, _FLAG, is_on)
+            _C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals(is_on)
