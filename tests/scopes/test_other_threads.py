@@ -302,7 +302,7 @@ def test_where_threads_cannot_be_counted_tensors_may_be_shared(
     def fail() -> int:
         raise RecursionError
 
-    monkeypatch.setattr(threads, "_count_of_threads", fail)
+    monkeypatch.setattr(threads, "count_of_threads", fail)
     assert threads.may_share()
 
 
