@@ -96,6 +96,8 @@ def script(
         return obj
     if hasattr(obj, "__prepare_scriptable__") and not isinstance(obj, type):
         obj = obj.__prepare_scriptable__()  # what is to be compiled in its place, as for torch.jit
+    if isinstance(obj, list | dict):
+        return cast("object", obj)  # compiled code takes it as it is; torch.jit wraps it
     if isinstance(obj, torch.nn.Module):
         return script_module(obj, example_inputs, options)
     if isinstance(obj, type) and not issubclass(obj, torch.nn.Module):

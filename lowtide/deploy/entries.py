@@ -22,6 +22,7 @@ from lowtide.deploy.fitting import Program
 from lowtide.deploy.limits import is_public
 from lowtide.deploy.programs import of_function, of_method
 from lowtide.errors import CompileError
+from lowtide.frontend.script.decorators import modifier
 from lowtide.frontend.script.left_to_python import only_python
 from lowtide.frontend.script.module_state import own_call, root_of
 from lowtide.frontend.script.source import read_source
@@ -49,6 +50,10 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
     reason, remedy = only_python(root) or why_not_saved(root), "remove the hook, then save"
     if own_call(root) is not None:
         reason, remedy = "its class has a __call__ of its own", "what it does in forward, then save"
+    for part in root.modules():
+        if modifier(getattr(type(part), "__getstate__", None)) is not None:
+            reason = f"the __getstate__ of {type(part).__name__} is exported"
+            remedy = "the attributes as they are to be in the file, which holds them all"
     if reason:
         raise CompileError(f"{type(root).__name__} cannot be saved: {reason}", remedy=remedy)
     methods = {name: make_or_get(m, name) for name in dict.fromkeys(names_of(m, root))}

@@ -456,3 +456,34 @@ def test_a_global_number_that_has_changed_is_saved_as_it_is(
             made(X)
         monkeypatch.setitem(globals(), "RATE", 7.0)
         assert torch.equal(through_file(made)(X), X * 7)
+
+
+# ---- old names ---------------------------------------------------------------------------------
+
+
+def old_names(x: Tensor) -> Tensor:
+    return x + torch.FloatTensor([1.0, 2.0, 3.0]) + torch.DoubleTensor([1, 2, 3])
+
+
+def test_old_constructors() -> None:
+    compiled = lt.script(old_names)
+    torch.testing.assert_close(compiled(X), old_names(X))
+    equal(compiled, X)
+
+
+class Exported(nn.Module):
+    @torch.jit.export
+    def __getstate__(self) -> tuple[int, bool]:
+        return 1, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[int, bool]) -> None:
+        self.training = state[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def test_an_exported_getstate_is_refused() -> None:
+    with pytest.raises(lt.CompileError, match="the __getstate__ of Exported is exported"):
+        lt.save(lt.script(nn.Sequential(Exported())), io.BytesIO())

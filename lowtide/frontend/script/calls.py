@@ -114,6 +114,21 @@ def _py_call(
     )
 
 
+def _legacy_tensor(c: Context, cls: Any, call: Call) -> Node:
+    """`torch.FloatTensor(data)`, which is `torch.tensor` where the data say so."""
+    values = [c.as_value(arg, call.node) for arg in call.args]
+    match [value.type for value in values]:
+        case [t.ListType(t.INT | t.FLOAT)] if not call.keywords and _is_float_on_cpu(cls):
+            dtype = c.const(cls.dtype)
+            return torch_call(c, call.node, "torch.tensor", [*values], {"dtype": dtype})
+        case _:
+            return _py_call(c, cls, call, t.TENSOR)
+
+
+def _is_float_on_cpu(cls: Any) -> bool:
+    return cls.dtype.is_floating_point and not cls.is_cuda
+
+
 def _module_class(value: Value) -> type[torch.nn.Module] | None:
     """The class of a module that is an argument, or an object's attribute."""
     if not isinstance(value.type, ClassType):
@@ -189,6 +204,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     if (obj is copy.copy or obj is copy.deepcopy) and call.args:
         return _py_call(c, cast("Any", obj), call, c.as_value(call.args[0], call.node).type)
     if type(obj) is _LEGACY:
+        return _legacy_tensor(c, cast("Any", obj), call)
+    if obj is torch.autograd.Variable:
         return _py_call(c, cast("Any", obj), call, t.TENSOR)
     if isinstance(obj, torch.nn.Module):
         return _module_call(c, obj, type(obj), call)

@@ -56,7 +56,9 @@ def _out_of_range(c: Context, chosen: Chosen) -> Value:
     if chosen.keys:
         c.builder.emit("raise", [chosen.index], exception="KeyError")
     else:
-        c.builder.emit("raise", [c.const("index out of range")], exception="IndexError")
+        operands, template = [chosen.index], "index {0} is out of range"  # as nn.ModuleList says
+        message = c.builder.emit("py.format", operands, [t.STR], template=template).result
+        c.builder.emit("raise", [message], exception="IndexError")
     return c.builder.undef()
 
 

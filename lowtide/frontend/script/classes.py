@@ -92,7 +92,7 @@ def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
         return Method(base, name)
     if found is _ABSENT and not _has_instance_attribute(c, cls, name):
         if method_of(base.type, "__getattr__") is not None:
-            return call_method(c, node, base, "__getattr__", [c.const(name)])
+            return c.by_getattr(base, name)  # the object may have one of its own by then
         if not may_change(cls):  # of a package: SimpleNamespace, say, which declares nothing
             return c.dynamic("attr.get", [base], name=name)
         declared = f"an attribute that {cls.__name__} declares or assigns"

@@ -27,6 +27,7 @@ from lowtide.frontend.script.nodes import ITERATORS, Method, Node, Poison, descr
 from lowtide.frontend.script.outside import Assumptions, may_change
 from lowtide.frontend.script.remedies import fitting
 from lowtide.frontend.script.source import FunctionSource
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN, Builder
 from lowtide.ir.core import Block, Value
@@ -241,6 +242,11 @@ class Context:
     def unknown(self, value: Value) -> Value:
         """The value, of whose type nothing is said."""
         return self.builder.emit("cast", [value], [t.ANY]).result
+
+    def by_getattr(self, base: Value, name: str) -> Value:
+        """What Python finds as `base.name` at that place of the run."""
+        operands, target = [base, self.const(name)], python_objects.name_of(getattr)
+        return self.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
 
     def const(self, value: object) -> Value:
         """A constant."""

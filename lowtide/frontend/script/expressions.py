@@ -257,7 +257,12 @@ def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> No
     found = inspect.getattr_static(cls, name, None)
     if isinstance(found, property) and found.fget is not None:
         return c.inline(cast("FunctionType", found.fget), node, [base])
-    return Method(base, name) if callable(found) else None
+    if callable(found) or isinstance(found, staticmethod | classmethod):
+        return Method(base, name)
+    if found is None:
+        return None
+    c.assumed.note_member(cls.__mro__, name)  # a constant of the class, or `_fields`
+    return c.python_object(node, getattr(cls, name))
 
 
 _ATTRIBUTES: dict[tuple[Type, str], str] = {
@@ -388,16 +393,11 @@ def _printed(c: Context, node: ast.expr) -> Value:
         case ModuleRef() as ref if c.modules is not None:
             return c.modules.object(ref.path, ref.module)
         case BoundMethod(fn, ModuleRef() as ref) if c.modules is not None:
-            return _by_getattr(c, c.modules.object(ref.path, ref.module), fn.__name__)
+            return c.by_getattr(c.modules.object(ref.path, ref.module), fn.__name__)
         case Method() as found:
-            return _by_getattr(c, found.receiver, found.name)
+            return c.by_getattr(found.receiver, found.name)
         case found:
             return c.as_value(found, node)
-
-
-def _by_getattr(c: Context, base: Value, name: str) -> Value:
-    operands, target = [base, c.const(name)], python_objects.name_of(getattr)
-    return c.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
 
 
 def _format_spec(c: Context, part: ast.FormattedValue, values: list[Value]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
 from lowtide.frontend.script.remedies import IGNORED, alike
 from lowtide.frontend.script.targets import widen
@@ -97,6 +98,9 @@ def _named_tuple_method(
         elems = [given.get(n, e) for n, e in zip(type_.names, elems, strict=True)]
         return c.builder.tuple_make(elems, type_.names, type_.cls)
     fn = inspect.getattr_static(cast("Any", python_objects.find(type_.cls)), name, None)
+    if isinstance(fn, staticmethod | classmethod):
+        bound = c.python_object(call.node, getattr(python_objects.find(type_.cls), name))
+        return CALL_OF[type(bound)](c, bound, call)
     if not isinstance(fn, FunctionType):
         near = alike(name, dir(python_objects.find(type_.cls)), "a method of its class")
         raise c.error(call.node, f"{describe(receiver)} has no method {name!r}", near)

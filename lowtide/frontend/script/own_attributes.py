@@ -17,8 +17,6 @@ from typing import Any, Final
 
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Node
-from lowtide.ir import python_objects
-from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
 _ABSENT: Final = object()
@@ -33,8 +31,7 @@ def own_attribute(c: Context, node: ast.AST, base: Value, name: str) -> Node | N
     if static is not _ABSENT and static is inspect.getattr_static(usual, name, _ABSENT):
         return None
     if is_read:
-        operands, target = [base, c.const(name)], python_objects.name_of(getattr)
-        return c.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
+        return c.by_getattr(base, name)
     found: Any = getattr(obj, name, _ABSENT)
     if found is _ABSENT:
         return None

@@ -4,7 +4,7 @@ import collections
 import enum
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -405,3 +405,52 @@ def numbers_of_lists_that_change_afterwards(x: Tensor, r: float, k: int):
     held = max(d["a"])
     d["a"].append(9.0)
     return x * most + total, most, total, joined, ys, words, held
+
+
+@program(args=lambda: (torch.ones(2),), torchscript=False)
+def variables(x: Tensor) -> Tensor:
+    return torch.autograd.Variable(x, requires_grad=False) * 2
+
+
+class _Asked:
+    def __getattr__(self, name: str) -> float:
+        if name == "gain":
+            return 2.0
+        raise AttributeError(name)
+
+
+def _own() -> _Asked:
+    asked = _Asked()
+    asked.gain = 9.0
+    return asked
+
+
+@program(calls=lambda: [(_Asked(), 3.0), (_own(), 3.0)], torchscript=False)
+def an_attribute_in_place_of_a_getattr(asked: _Asked, x: float) -> float:
+    return asked.gain * x
+
+
+class _Limited(NamedTuple):
+    a: int
+    b: float
+    LIMIT = 7
+
+    @classmethod
+    def of(cls, a: int):
+        return cls(a, a * 0.5)
+
+
+@program(args=lambda: (3,), torchscript=False)
+def members_of_a_named_tuple(n: int):
+    pair = _Limited.of(n)
+    return pair._fields, pair.LIMIT + n, pair.of(4).b
+
+
+@module_program(calls=lambda: [(1,), (-3,), (7,)], raises=IndexError, torchscript=False)
+class AskedOutOfRange(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([nn.ReLU(), nn.Tanh(), nn.Sigmoid()])
+
+    def forward(self, k: int):
+        return self.parts[k](torch.ones(2))
