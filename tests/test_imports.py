@@ -124,8 +124,7 @@ def test_layers_are_imported_in_one_direction() -> None:
 
 
 def test_no_modules_import_one_another() -> None:
-    # A scope is a decorator, which makes scopes.
-    assert house.import_cycles() == [["memory.scopes.decorate", "memory.scopes.scope"]]
+    assert house.import_cycles() == []
 
 
 def test_private_names_of_pytorch_are_in_one_room() -> None:

@@ -1,6 +1,7 @@
 """Scopes around functions, coroutine functions, generators and asynchronous generators.
 
-In: a function. Out: one that behaves the same, in a dispose scope at each call.
+In: a function, and what makes a scope. Out: one that behaves the same, in a dispose scope at each
+call. The scope is given, not imported: Dynamo may compile these functions, and not those of scopes.
 
     @lt.dispose_scope()                     @lt.wrapped_dispose_scope
     def log_norms(model): ...               def features(x): ...        # its result is moved out
@@ -19,74 +20,75 @@ from typing import Any, ParamSpec, TypeVar
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.nests import with_parts
 from lowtide.memory.scopes.ownership import move
-from lowtide.memory.scopes.scope import DisposeScope, dispose_scope
 
 T = TypeVar("T")
 P = ParamSpec("P")
+MakeScope = Callable[[], Any]  # `scope.dispose_scope`
+Leave = Callable[[Any, Any], Any]  # the scope and a value: what leaves it
 _nothing: Any = None
 
 
-def scoped(fn: Callable[P, T]) -> Callable[P, T]:
+def scoped(fn: Callable[P, T], make_scope: MakeScope) -> Callable[P, T]:
     """`fn` in a scope; nothing is moved out."""
-    return _wrapped(fn, _as_it_is)
+    return _wrapped(fn, make_scope, _as_it_is)
 
 
-def moving_out(fn: Callable[P, T]) -> Callable[P, T]:
+def moving_out(fn: Callable[P, T], make_scope: MakeScope) -> Callable[P, T]:
     """`fn` in a scope; its result, or each value that it yields, is moved out."""
-    return _wrapped(fn, _out_of)
+    return _wrapped(fn, make_scope, _out_of)
 
 
-def _as_it_is(scope: DisposeScope, value: Any) -> Any:
+def _as_it_is(scope: Any, value: Any) -> Any:
     return value
 
 
 @by_python
-def _out_of(scope: DisposeScope, value: T) -> T:
+def _out_of(scope: Any, value: T) -> T:
     outer = scope.outer_scope
     for tensor in with_parts(value):
         move(tensor, outer, only_from=scope)
     return value
 
 
-def _wrapped(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+def _wrapped(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     kind: Any = fn.__class__
     code = (fn, inspect.getattr_static(kind, "__call__", None))  # of a callable object
     if any(map(inspect.isasyncgenfunction, code)):
-        made: Any = _async_generator(fn, leave)
+        made: Any = _async_generator(fn, make_scope, leave)
     elif any(map(inspect.iscoroutinefunction, code)):
-        made = _coroutine(fn, leave)
+        made = _coroutine(fn, make_scope, leave)
     elif any(map(inspect.isgeneratorfunction, code)):
-        made = _generator(fn, leave)
+        made = _generator(fn, make_scope, leave)
     elif callable(fn):
-        made = _function(fn, leave)
+        made = _function(fn, make_scope, leave)
     else:
         raise TypeError(f"a function is expected, not {type(fn).__name__}")
     return made
 
 
-def _function(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+def _function(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with dispose_scope() as scope:
+        with make_scope() as scope:
             return leave(scope, fn(*args, **kwargs))
 
     return call
 
 
-def _coroutine(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+def _coroutine(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        async with DisposeScope() as scope:
+        async with make_scope() as scope:
             return leave(scope, await fn(*args, **kwargs))
 
     return call
 
 
-def _generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+def _generator(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         steps = fn(*args, **kwargs)
-        scope = DisposeScope()
+        scope = make_scope()
         step, sent = steps.send, _nothing
         try:
             while True:
@@ -109,11 +111,11 @@ def _generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
     return call
 
 
-def _async_generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
+def _async_generator(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     @functools.wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         steps = fn(*args, **kwargs)
-        scope = DisposeScope()
+        scope = make_scope()
         step, sent = steps.asend, _nothing
         try:
             while True:
@@ -139,7 +141,7 @@ def _async_generator(fn: Any, leave: Callable[[DisposeScope, Any], Any]) -> Any:
 class _Inside:
     """The scope is the innermost while a step of a generator runs."""
 
-    def __init__(self, scope: DisposeScope) -> None:
+    def __init__(self, scope: Any) -> None:
         self.scope = scope
 
     def __enter__(self) -> None:

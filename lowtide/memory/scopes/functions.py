@@ -25,7 +25,7 @@ from lowtide.memory.scopes.ownership import (
     move,
     one_tensor,
 )
-from lowtide.memory.scopes.scope import DisposeScope, ending_here
+from lowtide.memory.scopes.scope import DisposeScope, dispose_scope, ending_here
 from lowtide.memory.scopes.watch import owner_of
 
 T = TypeVar("T")
@@ -119,4 +119,4 @@ def wrapped_dispose_scope(fn: Callable[P, T]) -> Callable[P, T]:
     For functions, coroutine functions, and generators, each of whose values is moved out. The
     result may be a tensor, or lists, tuples, sets, dicts and dataclasses of them to any depth.
     """
-    return moving_out(fn)
+    return moving_out(fn, dispose_scope)

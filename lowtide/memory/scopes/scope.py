@@ -30,6 +30,7 @@ from lowtide.errors import ScopeError
 from lowtide.memory.scopes import disposed, keepers, threads, watch
 from lowtide.memory.scopes.bag import LOCK
 from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
+from lowtide.memory.scopes.decorate import scoped
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import (
@@ -86,9 +87,7 @@ class DisposeScope(Place):
 
     def __call__(self, fn: Callable[P, T]) -> Callable[P, T]:
         """As a decorator: every call of `fn` runs in a scope of its own."""
-        from lowtide.memory.scopes.decorate import scoped
-
-        return scoped(fn)
+        return scoped(fn, dispose_scope)
 
     @property
     def outer_scope(self) -> DisposeScope | None:
