@@ -69,8 +69,7 @@ __all__ = [
     "specialise", "strips", "tiled",
 ]  # fmt: skip
 
-# For `python -m lowtide.opt`: up to `specialise` of Functions, then of Programs.
-STAGES = (
+STAGES = (  # for `python -m lowtide.opt`: up to `specialise` of Functions, then of Programs
     "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "emit",
 )  # fmt: skip
 SIMPLIFY: tuple[Pass, ...] = (

@@ -32,10 +32,11 @@ from lowtide.ir.parser import parse_function
 from lowtide.ir.types import TENSOR
 from lowtide.passes.run import Pass, run
 from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import gradients
 from lowtide.texpr.expr import Program
 from lowtide.texpr.parser import parse_program
 from lowtide.texpr.printer import print_program, sizes_of
-from lowtide.texpr.rewrites import REWRITES, gradients
+from lowtide.texpr.rewrites import REWRITES
 from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shape
 
 LIKELY: Final = 64  # a size of which nothing is said

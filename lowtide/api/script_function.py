@@ -25,7 +25,6 @@ from lowtide.api import names
 from lowtide.api.compiled import CannotInline
 from lowtide.api.torch_jit_members import TorchJitMembers
 from lowtide.budget.budgeted import make_driver
-from lowtide.compiler import simplified
 from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.argument_errors import python_words
 from lowtide.diagnostics.tracebacks import through_user_lines
@@ -36,9 +35,8 @@ from lowtide.execute.demands import demands
 from lowtide.execute.differences import differences, type_facts
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
-from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.outside import Assumptions, renewed
-from lowtide.frontend.script.script import check_syntax, script_function, signature_types
+from lowtide.frontend.script.script import check_syntax, signature_types, simplified_function
 from lowtide.frontend.trace.active import active
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
@@ -150,8 +148,7 @@ class ScriptFunction(TorchJitMembers):
                 assumed = self._assumed[types] = renewed(
                     self._assumed.get(types), self.__name__, warn
                 )
-                compiled = script_function(self._fn, types, assumed)
-                leaves, function = leaf_classes(compiled), simplified(compiled)
+                function, leaves = simplified_function(self._fn, types, assumed)
                 debug.show("ir", function.name, lambda: str(function))
                 driver = make_driver(function, self.options)
                 driver.leaves, driver.holds = leaves, assumed.holds()
@@ -219,7 +216,7 @@ class ScriptFunction(TorchJitMembers):
 
 def program_of(fn: Callable[..., Any], types: Sequence[ir_types.Type]) -> Function:
     """The program of a function for arguments of these types."""
-    return simplified(script_function(fn, types))
+    return simplified_function(fn, types)[0]
 
 
 def defaults_of(fn: Any) -> list[object]:

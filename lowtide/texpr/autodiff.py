@@ -37,7 +37,7 @@ from lowtide.texpr.exact import exact_sources
 from lowtide.texpr.exchange import exchanged
 from lowtide.texpr.expr import AddAt, Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
-from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product
+from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product, row_major
 from lowtide.texpr.pullback import Pulled, is_constant, pull
 from lowtide.texpr.sizes import elements, likely
 from lowtide.texpr.softmax import with_weights_outside
@@ -525,6 +525,15 @@ def _fresh(scope: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
     """Axes of its own for a definition, and what those of the scope become."""
     fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(scope)}
     return tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
+
+
+def gradients(program: Program, wanted: Iterable[str] | None = None) -> Program:
+    """The backward Program for all outputs that carry gradients, nothing being saved; `wanted`:
+    inputs, all of floats if None."""
+    floats = [n for n, i in program.inputs.items() if i.dtype.is_float]
+    diff = differentiated(program, floats if wanted is None else wanted)
+    given = {n: row_major(diff.shape(n)) for n in program.results if diff.carries(n)}
+    return diff.backward(floats if wanted is None else list(wanted), given, ()).program
 
 
 # ---- programs -----------------------------------------------------------------------------------

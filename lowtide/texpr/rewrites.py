@@ -16,7 +16,7 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import simplify
 from lowtide.texpr.along_memory import along_memory
-from lowtide.texpr.autodiff import differentiated
+from lowtide.texpr.autodiff import gradients
 from lowtide.texpr.blocks import as_block
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.conditions import freed, in_lowest_terms, joined, one_choice, parts_of
@@ -26,7 +26,7 @@ from lowtide.texpr.expr import Def, Expr, Program, Reduce, Rewriter, Select
 from lowtide.texpr.few_elements import few_elements
 from lowtide.texpr.formula import F
 from lowtide.texpr.idempotent import outputs_for_inputs
-from lowtide.texpr.index import Axis, as_index, row_major
+from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.moved import OffAxes
 from lowtide.texpr.narrow import narrowed
@@ -179,15 +179,6 @@ def _blocks(program: Program, hints: Hints) -> Program:
             made[block.name] = Def(name=block.name, axes=axes, expr=whole.e)
         made[d.name] = reader
     return _with(program, made.values())
-
-
-def gradients(program: Program, wanted: Iterable[str] | None = None) -> Program:
-    """The backward Program for all outputs that carry gradients, nothing being saved; `wanted`:
-    inputs, all of floats if None."""
-    floats = [n for n, i in program.inputs.items() if i.dtype.is_float]
-    diff = differentiated(program, floats if wanted is None else wanted)
-    given = {n: row_major(diff.shape(n)) for n in program.results if diff.carries(n)}
-    return diff.backward(floats if wanted is None else list(wanted), given, ()).program
 
 
 def _gradients(program: Program, hints: Hints) -> Program:

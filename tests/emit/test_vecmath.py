@@ -12,8 +12,8 @@ import pytest
 import torch
 from vecmath_library import MEMORY, Library, gcc, zig
 
-from lowtide.codegen.c import vecmath
-from lowtide.codegen.c.vecmath.elementary import MAX_ULP
+from lowtide import vecmath
+from lowtide.vecmath.elementary import MAX_ULP
 
 pytestmark = [
     pytest.mark.skipif(gcc() is None, reason="no gcc"),

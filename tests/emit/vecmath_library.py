@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.codegen.c import vecmath
-from lowtide.codegen.c.vecmath.snippet import Layout, prototype
+from lowtide import vecmath
+from lowtide.vecmath.snippet import Layout, prototype
 
 FLAGS = [
     "-std=gnu11",

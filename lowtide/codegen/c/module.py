@@ -15,8 +15,8 @@ from lowtide.codegen.c.kernel import KernelText
 from lowtide.codegen.c.pointwise import FLOORDIV
 from lowtide.codegen.c.reduce import arg_fold
 from lowtide.codegen.c.transpose import transpose_function
-from lowtide.codegen.c.vecmath import functions, types
 from lowtide.runtime import abi
+from lowtide.vecmath import functions, types
 
 
 def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) -> str:

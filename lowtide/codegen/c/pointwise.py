@@ -6,8 +6,8 @@ A bool is a mask of 0 or -1 lanes (`i32v`); bf16 and f16 are held as `f32v` of t
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath import NAMES
 from lowtide.ir.dtypes import DType
+from lowtide.vecmath import NAMES
 
 REGISTER = {
     "f64": "f64", "f32": "f32", "bf16": "f32", "f16": "f32", "i64": "i64", "i32": "i32", "u8": "u8",

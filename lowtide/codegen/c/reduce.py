@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.body import Body, Point
-from lowtide.codegen.c.vecmath.lanes import COMPARISONS
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, Cast
 from lowtide.tile.ir import Accumulate, Buffer
 from lowtide.tile.items import counts
+from lowtide.vecmath.lanes import COMPARISONS
 
 ARG = {"argmin": "min", "argmax": "max"}
 _BOOL = {"max": "any", "min": "all", "sum": "any", "prod": "all"}

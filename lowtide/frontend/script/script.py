@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
+from lowtide.compiler import simplified
 from lowtide.errors import CompileError
 from lowtide.frontend.script import (
     calls,
@@ -45,6 +46,7 @@ from lowtide.frontend.script.functions import (
     signature_annotations,
 )
 from lowtide.frontend.script.global_containers import check_unchanged
+from lowtide.frontend.script.leaves import leaf_classes
 from lowtide.frontend.script.module_state import Restart
 from lowtide.frontend.script.outside import Assumptions
 from lowtide.frontend.script.rechecked import put_rechecks
@@ -91,6 +93,16 @@ def script_function(
             return _compiled(unwrap(fn), arg_types, assumed)
         except Restart:
             assumed.found.clear()
+
+
+def simplified_function(
+    fn: Callable[..., Any],
+    arg_types: Sequence[Type | None] | None = None,
+    assumed: Assumptions | None = None,
+) -> tuple[Function, tuple[type[Any], ...]]:
+    """The same, simplified; and the classes that it takes to have no subclasses (`leaves`)."""
+    compiled = script_function(fn, arg_types, assumed)
+    return simplified(compiled), leaf_classes(compiled)
 
 
 def _compiled(

@@ -21,9 +21,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from lowtide.codegen.c.vecmath import conversions, elementary, hardware, integers, lanes, memory
-from lowtide.codegen.c.vecmath.snippet import Layout, Prototype, Snippet, prototype
-from lowtide.codegen.c.vecmath.types import ITEMSIZE, types
+from lowtide.vecmath import conversions, elementary, hardware, integers, lanes, memory
+from lowtide.vecmath.snippet import Layout, Prototype, Snippet, prototype
+from lowtide.vecmath.types import ITEMSIZE, types
 
 __all__ = ["NAMES", "Layout", "Snippet", "functions", "types"]
 

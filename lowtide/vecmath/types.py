@@ -9,7 +9,7 @@ may alias.
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Layout
+from lowtide.vecmath.snippet import Layout
 
 SCALARS = {
     "f32": "float",

@@ -9,8 +9,8 @@ and a mask (i32v) in a register.
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Layout, Snippet
-from lowtide.codegen.c.vecmath.types import ITEMSIZE, SCALARS
+from lowtide.vecmath.snippet import Layout, Snippet
+from lowtide.vecmath.types import ITEMSIZE, SCALARS
 
 # dtype in memory: (bits as loaded, value in a register, load conversion, store conversion)
 _MEMORY = {

@@ -9,7 +9,7 @@ functions through expm1 and log1p.
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Snippet, fixed, for_floats, one_float
+from lowtide.vecmath.snippet import Snippet, fixed, for_floats, one_float
 
 _SIMPLE = (
     "F abs_T(F a) { return (F)((I)a & KI(MAGNITUDE)); }",

@@ -7,8 +7,8 @@ lane by lane.
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Snippet, fixed
-from lowtide.codegen.c.vecmath.types import SCALARS
+from lowtide.vecmath.snippet import Snippet, fixed
+from lowtide.vecmath.types import SCALARS
 
 _WIDTH = {"i64": 64, "i32": 32, "u8": 8}
 

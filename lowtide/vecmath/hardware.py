@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide.codegen.c.vecmath.snippet import Layout, Snippet, expand, one_float, prototype
+from lowtide.vecmath.snippet import Layout, Snippet, expand, one_float, prototype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ f64 reaches them through f32, as in torch. A float outside the integer's range g
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Layout, Snippet, fixed
+from lowtide.vecmath.snippet import Layout, Snippet, fixed
 
 _ONE_STEP = [
     (a, b) for a in ("f64", "f32", "i64", "i32", "u8") for b in ("f64", "f32", "i64", "i32", "u8")

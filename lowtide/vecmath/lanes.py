@@ -9,8 +9,8 @@ as the values.
 
 from __future__ import annotations
 
-from lowtide.codegen.c.vecmath.snippet import Layout, Snippet, fixed
-from lowtide.codegen.c.vecmath.types import SCALARS
+from lowtide.vecmath.snippet import Layout, Snippet, fixed
+from lowtide.vecmath.types import SCALARS
 
 _COMPUTED = ("f32", "f64", "i32", "i64", "u8")
 _MASK = {"f32": "i32v", "f64": "i64v", "i32": "i32v", "i64": "i64v", "u8": "i8v"}

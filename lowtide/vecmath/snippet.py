@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowtide.codegen.c.vecmath.coefficients import COEFFICIENTS, CONSTANTS
+from lowtide.vecmath.coefficients import COEFFICIENTS, CONSTANTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
