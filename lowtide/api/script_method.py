@@ -173,6 +173,7 @@ class ScriptMethod(ScriptFunction):
         self.__qualname__ = f"{type(root).__qualname__}.{name}"
         self._source = source
         self._recorded_with = tree(root) if isinstance(source, Function) else {}
+        self.ties = _ties(root, source.captures) if isinstance(source, Function) else ()
         self._frozen, self._preserved = frozen, preserved
         if isinstance(source, FunctionType):
             if not is_torch_class(type(root)):
@@ -368,10 +369,15 @@ class ScriptMethod(ScriptFunction):
                 continue
             again = "lt.script or lt.trace of the module with the new one in it"
             raise CompileError(problem, remedy=again)
+        for guard, same in zip(self.ties, Reader(self._root, (), self.ties).read()[1], strict=True):
+            if not same:
+                told = f"`{attribute(guard.path)}` is no longer `{attribute(guard.other)}`"
+                problem = f"{told}, as it was when {self._name}() was recorded"
+                raise CompileError(problem, remedy="one parameter for both, or lt.trace again")
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
-            function, guards, leaves, assumed = self._source, (), (), Assumptions()
+            function, guards, leaves, assumed = self._source, self.ties, (), Assumptions()
         else:
             assumed = renewed(self._assumed.get(types), self.__name__, warn)
             program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
@@ -465,6 +471,17 @@ class MethodMaker:
     def make(self, root: torch.nn.Module) -> ScriptMethod:
         """The method of this module."""
         raise NotImplementedError
+
+
+def _ties(root: torch.nn.Module, captures: Sequence[str]) -> tuple[Guard, ...]:
+    """Which parameters, of those that a recorded program reads, have other names: one capture
+    stands for all of them."""
+    names: dict[int, list[str]] = {}
+    for path, module in root.named_modules():  # each module once
+        for name, tensor in module.named_parameters(path, recurse=False):
+            names.setdefault(id(tensor), []).append(name)
+    pairs = [(path, other) for path, *rest in names.values() for other in rest]
+    return tuple(Guard("same", *pair) for pair in pairs if pair[0] in captures)
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:

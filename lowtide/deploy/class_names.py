@@ -7,6 +7,7 @@ Always holds: an id is a short ASCII name, its own in the file; equal programs g
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -71,10 +72,12 @@ class ClassNames:
         return self._ids[cls]
 
     def id_of_name(self, name: str) -> str:
-        """The id of what `ir.python_objects` calls so; raises NotSaved."""
+        """The id of what `ir.python_objects` calls so; a name that no file has, where there is
+        none, so that the check of the program says at which line."""
         found: Any = python_objects.find(name)
         if isinstance(found, type):
-            return self.id(found)
+            with contextlib.suppress(NotSaved):
+                return self.id(found)
         if isinstance(found, functools.partial) and found.func is warn_at:  # pyright: ignore[reportUnknownMemberType]
             category: Any = found.keywords["category"]
             if EXCEPTIONS.get(category.__name__) is category and category.__name__ in WARNINGS:

@@ -104,7 +104,7 @@ def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Progra
         return saved
     source = method.source
     if not isinstance(source, FunctionType):
-        return [Program(source)]
+        return [Program(source, method.ties, tuple(True for _ in method.ties))]
     parameters = method.signature.parameters.values()
     wanted = [types for types in called if len(types) == len(parameters)]
     is_declared = _is_annotated(parameters) or is_torch_class(source)

@@ -64,6 +64,8 @@ REFUSED = {
     "mixed_modules.format_calls": "str.format() of a text that is not known",
     "mixed_modules.matrix_class": "Matrix.__abs__",
     "numbers_or_tensors.classes_of_results": "class_of_value",
+    "once_wrong.variables": "a call of the Python function Variable",
+    "once_wrong.an_attribute_in_place_of_a_getattr": "_Asked has a __getattr__",
     "once_wrong.divmod_of_an_object": "the Python function divmod",
     "once_wrong.lambdas_of_the_file": "a call of the Python function",
     # the file's class of this name is not the caller's

@@ -12,6 +12,7 @@ from torch import nn
 
 import lowtide as lt
 from lowtide.ir.core import Function
+from tests.deploy.roundtrip import through_file
 
 R = torch.rand
 
@@ -270,3 +271,29 @@ def test_memory_and_explain_of_a_module() -> None:
         assert traced.memory(R(64, 4)).peak_bytes >= 64 * 3 * 4
     assert traced.stages(R(64, 4))
     assert "linear" in traced.code
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.Embedding(5, 3)
+        self.o = nn.Linear(3, 5, bias=False)
+        self.o.weight = self.e.weight
+
+    def forward(self, i):
+        return self.o(self.e(i))
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_tied_parameters_that_part(is_loaded: bool) -> None:
+    i = torch.tensor([1, 2])
+    traced = lt.trace(Tied(), (i,))
+    if is_loaded:
+        traced = through_file(traced)
+    traced(i)
+    weight = nn.Parameter(R(5, 3))
+    traced.e.weight = traced.o.weight = weight
+    assert torch.allclose(traced(i), weight[i] @ weight.T)
+    traced.o.weight = nn.Parameter(R(5, 3))
+    with pytest.raises(lt.CompileError, match=r"`self\.(e|o)\.weight"):
+        traced(i)
