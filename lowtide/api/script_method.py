@@ -36,7 +36,7 @@ from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.execute.parametrized import unchanged
 from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
-from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
+from lowtide.frontend.script.module_state import Callees, Guard, follow, is_torch_class
 from lowtide.frontend.script.outside import Assumptions, renewed
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
@@ -476,11 +476,12 @@ class MethodMaker:
 def _ties(root: torch.nn.Module, captures: Sequence[str]) -> tuple[Guard, ...]:
     """Which parameters, of those that a recorded program reads, have other names: one capture
     stands for all of them."""
-    names: dict[int, list[str]] = {}
-    for path, module in root.named_modules():  # each module once
-        for name, tensor in module.named_parameters(path, recurse=False):
-            names.setdefault(id(tensor), []).append(name)
-    pairs = [(path, other) for path, *rest in names.values() for other in rest]
+    names: dict[int, dict[tuple[int, str], str]] = {}
+    for path, tensor in root.named_parameters(remove_duplicate=False):
+        owner, name = follow(root, path)  # a module that has two names itself is one
+        names.setdefault(id(tensor), {}).setdefault((id(owner), name), path)
+    tied = (tuple(found.values()) for found in names.values())
+    pairs = [(path, other) for path, *rest in tied for other in rest]
     return tuple(Guard("same", *pair) for pair in pairs if pair[0] in captures)
 
 

@@ -261,7 +261,8 @@ OPERATORS: Final = names_in(
 MODES: Final = frozenset(
     (
         *(f"torch.{name}" for name in ("no_grad", "enable_grad", "set_grad_enabled")),
-        *("torch.inference_mode", "torch.autocast", recomputed.TARGET),
+        *("torch.inference_mode", "torch.autocast", "torch.profiler.record_function"),
+        recomputed.TARGET,
     )
 )
 

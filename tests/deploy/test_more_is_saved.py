@@ -487,3 +487,12 @@ class Exported(nn.Module):
 def test_an_exported_getstate_is_refused() -> None:
     with pytest.raises(lt.CompileError, match="the __getstate__ of Exported is exported"):
         lt.save(lt.script(nn.Sequential(Exported())), io.BytesIO())
+
+
+def labelled(x: Tensor) -> Tensor:
+    with torch.profiler.record_function("double"):
+        return x * 2
+
+
+def test_labels_for_the_profiler() -> None:
+    equal(lt.script(labelled), X)
