@@ -4,12 +4,12 @@ Once for a function:
 
     source → ir          a front end: Python source, one traced run, or a captured graph
     ir → simplified      `simplified`
-    → regions            `ready`; then the driver cuts the function where `stopping` says so
+    → regions            `prepared`; the driver then cuts the function at `region_boundaries`
 
-Once for a signature of a region, and once more for each mask of wanted gradients:
+Once for a signature of a region, and for each mask of wanted gradients:
 
     specialise           ops of a region → a Program: one formula per value
-    differentiate        a Program → what is kept, and the backward Program (`differentiated`)
+    differentiate        a Program → saved values and the backward Program (`differentiated`)
     split                a Program → loops, strips and plain parts (`parts`, `strips`)
     normalise → fuse     a part → its normal form, in groups (`fused`)
     tile                 a group → a kernel: grid, sweeps, buffers, schedule (`tiled`)
@@ -26,7 +26,6 @@ import torch
 from lowtide.codegen.c.kernel import KernelText
 from lowtide.codegen.c.module import module_text, without_names
 from lowtide.ir.core import Function
-from lowtide.passes.asked_again import ask_again
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
@@ -38,13 +37,14 @@ from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.last_steps import peel_last_steps
+from lowtide.passes.localize_sizes import localize_sizes
 from lowtide.passes.private_writes import make_private_writes_plain
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
-from lowtide.passes.run import Pass, about, run
+from lowtide.passes.run import Pass, only_with, run
+from lowtide.passes.simplify_conditions import simplify_conditions
 from lowtide.passes.split_tuples import split_tuples
-from lowtide.passes.truths import simplify_truths
-from lowtide.passes.turns import take_turns_together
+from lowtide.passes.unroll_by_period import unroll_by_period
 from lowtide.runtime import cache
 from lowtide.specialise.near_constants import with_near_constants
 from lowtide.specialise.specialise import specialise
@@ -65,25 +65,25 @@ from lowtide.tile.strips import in_strips as strips
 from lowtide.tile.summation import order_of
 
 __all__ = [
-    "STAGES", "differentiated", "emitted", "fused", "loaded", "parts", "ready", "simplified",
+    "STAGES", "differentiated", "emitted", "fused", "loaded", "parts", "prepared", "simplified",
     "specialise", "strips", "tiled",
 ]  # fmt: skip
 
-STAGES = (  # for `python -m lowtide.opt`: up to `specialise` of Functions, then of Programs
+STAGES = (  # for `python -m lowtide.opt`; those after `specialise` take Programs
     "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "emit",
 )  # fmt: skip
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,
     inline_no_grad,
     peel_first_steps,
-    fold_constants,  # so that a state which was None, or a tuple, is always one
+    fold_constants,  # a state that was None before the first step has one type now
     split_tuples,
     fold_constants,
-    eliminate_dead_code,  # and what loops carry unchanged
+    eliminate_dead_code,  # also values that loops carry unchanged
     end_early,
     read_rows,
-    about("loop")(eliminate_common_subexpressions),  # what is compared is one value
-    simplify_truths,
+    only_with("loop")(eliminate_common_subexpressions),  # conditions compare equal values
+    simplify_conditions,
     count_loops,
     count_by_steps,
     grow_in_place,
@@ -91,27 +91,27 @@ SIMPLIFY: tuple[Pass, ...] = (
     eliminate_common_subexpressions,
     peel_last_steps,  # `n - 1` is one value now
     eliminate_dead_code,
-    ask_again,  # in the end: what is asked twice is a common subexpression
+    localize_sizes,  # last: CSE would merge the copies that it makes
 )
 REROLL: tuple[Pass, ...] = (make_private_writes_plain, reroll)
-READY: tuple[Pass, ...] = (with_near_constants, take_turns_together)
+PREPARE: tuple[Pass, ...] = (with_near_constants, unroll_by_period)
 
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
-    """The same function with nothing left that is known, double or unused."""
+    """The function after `SIMPLIFY`; `unrolled`: Python ran its loops, which are rerolled first."""
     return run(fn, (*REROLL, *SIMPLIFY) if unrolled else SIMPLIFY)
 
 
-def ready(fn: Function, *, in_stretches: bool = False) -> Function:
-    """As the driver runs it. `in_stretches`: a budget may do loops so: of `x[t]`, not `x[2*u]`."""
-    return run(fn, READY[:1] if in_stretches else READY)
+def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
+    """What the driver cuts into regions. `in_chunks`: a budget may cut loops at any step."""
+    return run(fn, PREPARE[:1] if in_chunks else PREPARE)
 
 
 def fused(
     program: Program, hints: Mapping[str, int], *, blocks: bool, once: Set[str] = frozenset()
 ) -> Fusion:
-    """A part in groups; `hints`: likely sizes. `blocks`: for kernels of independent blocks; `once`:
-    what no second kernel may compute again."""
+    """A part in groups, one for each kernel. `hints`: likely sizes; `blocks`: for kernels of
+    independent blocks (Triton); `once`: values that no second kernel may recompute."""
     normal = normalise(program, hints)
     if blocks:
         normal = products_apart(in_two_steps(normal, hints), hints)
@@ -125,20 +125,20 @@ def tiled(
     hints: Mapping[str, int],
     strides: Mapping[str, tuple[Index, ...]],
 ) -> Kernel:
-    """The kernel of a group; `moving`: see `tile.plan`. Triton schedules blocks itself."""
+    """The kernel of a group; `moving`: see `tile.plan`. Triton schedules kernels of blocks."""
     kernel = plan(arrangement, moving)
     if isinstance(arrangement, BlockArrangement):
         return kernel
     kernel = schedule(kernel, hints, arrangement.target, strides)
     for reduction in arrangement.reductions.values():
-        order_of(kernel, reduction)  # so that it is known whether two kernels add in one order
+        order_of(kernel, reduction)  # noted, to compare the order of sums over kernels
     return kernel
 
 
 def emitted(
     kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int
 ) -> dict[int, str]:
-    """The C source of kernels, by how many lanes they have: each is compiled by itself."""
+    """C sources by number of lanes; each source is compiled by itself."""
     by_lanes: dict[int, list[KernelText]] = {}
     for kernel, text in zip(kernels, texts, strict=True):
         by_lanes.setdefault(kernel.lanes, []).append(text)
@@ -146,5 +146,5 @@ def emitted(
 
 
 def loaded(sources: Mapping[int, str]) -> dict[int, ctypes.CDLL]:
-    """The libraries of such sources, by lanes; compiled, where no earlier process has done that."""
+    """Libraries by number of lanes, from the cache on disk or newly compiled."""
     return {n: cache.load_library(without_names(c), "kernels") for n, c in sources.items()}

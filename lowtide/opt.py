@@ -42,7 +42,7 @@ from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shap
 LIKELY: Final = 64  # a size of which nothing is said
 PASSES: Final[Mapping[str, Pass]] = {
     getattr(step, "__name__", ""): step
-    for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.READY)
+    for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.PREPARE)
 }
 COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's stages is shown
     "split": ("tensor expressions",), "normalise": ("normal form",), "fuse": ("groups",),

@@ -122,7 +122,7 @@ def _form(value: Any) -> Any:
 
 def make_driver(function: Function, options: Options) -> Driver:
     """A driver for a function, within a budget if there is one."""
-    function = compiler.ready(function, in_stretches=options.budget_bytes is not None)
+    function = compiler.prepared(function, in_chunks=options.budget_bytes is not None)
     if options.budget_bytes is None:
         return Driver(function, tiles=options.tiles)
     return BudgetedDriver(function, options.budget_bytes, options.tiles)

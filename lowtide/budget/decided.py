@@ -39,7 +39,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_block, clone_op, w
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
-from lowtide.passes.making import make_constant, makers_of
+from lowtide.passes.ir_queries import make_constant, makers_of
 from lowtide.specialise.signature import SMALL
 
 _PLAIN: Final = (bool, int, float, str, type(None))

@@ -23,7 +23,7 @@ import torch
 
 from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
 from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
-from lowtide.budget.played import backward, play
+from lowtide.budget.simulated_kernels import backward, simulate
 from lowtide.errors import UNKNOWN_LOC, LowtideError
 from lowtide.execute.checkpoint import BY_PYTORCH
 from lowtide.execute.chunks import RunBlock
@@ -40,7 +40,7 @@ from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.like_cuda import LikeCuda
 from lowtide.memory.stand_ins import like
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.specialise.region_boundaries import about_a_loop, static_reason
 from lowtide.specialise.signature import CPU, Ineligible, exact_key
 from lowtide.specialise.stand_ins import NUMBERS, UNKNOWN, stand_ins
@@ -124,7 +124,7 @@ class Walk:
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else LikeCuda(self.device)
-            over = ours.under(ours.Rules(on_host=on_host, is_rehearsal=True))
+            over = ownership.under(ownership.Rules(on_host=on_host, is_rehearsal=True))
             casts = self._casts.on() if _may_cast(driver.function) else contextlib.nullcontext()
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
                 self.results = results = self._block(driver.plan, env)
@@ -211,7 +211,7 @@ class Walk:
         if spec.host is None:
             return pos
         step = KernelStep(region=region, entry=entry, loc=first.loc)
-        results = self._played(step, values, first)
+        results = self._simulated(step, values, first)
         del values
         for v in spec.dead:
             env.pop(v, None)
@@ -223,7 +223,7 @@ class Walk:
         env.update(zip(spec.results, results, strict=True))
         return spec.stop if spec.reason else ~spec.stop
 
-    def _played(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
+    def _simulated(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
         """What the region's kernels would give."""
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
@@ -234,8 +234,8 @@ class Walk:
             executable, step.taken = executable.taking(taken), taken
         recorder = step.region.recording(
             entry.spec,
-            play(ledger, executable, host.symbols),
-            lambda exe, xs, sizes, numbers: play(ledger, exe, host.symbols)(xs, sizes, numbers),
+            simulate(ledger, executable, host.symbols),
+            lambda exe, xs, sizes, numbers: simulate(ledger, exe, host.symbols)(xs, sizes, numbers),
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
         if self.records:

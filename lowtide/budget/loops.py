@@ -31,7 +31,7 @@ from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk, with_block
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.evolution import Evolution, evolution
-from lowtide.passes.making import Makers, constant, make_constant, makers_of
+from lowtide.passes.ir_queries import Makers, constant, make_constant, makers_of
 from lowtide.specialise.signature import SMALL
 from lowtide.torch_private.tensors import storage_of
 

@@ -9,7 +9,7 @@ import sys
 import warnings
 
 from lowtide.cpython import frame_at
-from lowtide.memory.scopes.births import user_frame
+from lowtide.memory.scopes.allocation_sites import user_frame
 from lowtide.memory.scopes.hidden import hide
 
 

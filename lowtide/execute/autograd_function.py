@@ -30,7 +30,7 @@ from lowtide.ir.named_results import build
 from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.runtime.blocks import KernelFault
 from lowtide.specialise.abstract import Abs, Map, Place, Seq
 from lowtide.specialise.specialise import Trace
@@ -149,7 +149,7 @@ class Recorder:
         copies: frozenset[str],
         launch: Launch,
     ) -> None:
-        ours.prepare()
+        ownership.prepare()
         self.executable = executable
         self.launch = launch
         self.gradient = gradient
@@ -216,7 +216,7 @@ class _Call:
         self.sizes = sizes
         self.numbers = numbers
         self.live_ins = [_without_data(v) for v in a]
-        self.rules = ours.rules()
+        self.rules = ownership.rules()
         self.saved: tuple[str, ...] = ()
         self.made: list[Tensor] | None = None  # results and checks, where they are asked for
         self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
@@ -271,7 +271,7 @@ class _Region(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         is_watched = call.rules.is_rehearsal and WATCHED in ctx.metadata
-        ours_alone = ours.all_alone_in_backward(cotangents, call.rules, is_watched)
+        ours_alone = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         count = len(r.gradient.kept_inputs)
         g = r.gradient

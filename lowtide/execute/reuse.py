@@ -19,7 +19,7 @@ from typing import Final
 
 from lowtide.execute.specialisations import Dying, Entry, Specialisation
 from lowtide.ir.core import Op, Value, walk
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.specialise.abstract import Place
 from lowtide.texpr.index import product
 from lowtide.texpr.sizes import evaluate
@@ -56,7 +56,7 @@ def dying(
             continue
         if _is_saved(spec, name) or not spec.executable.over_inputs([name]):
             continue
-        if _bytes(spec, entry, name) >= ours.LEAST_BYTES:
+        if _bytes(spec, entry, name) >= ownership.LEAST_BYTES:
             names[place] = name
     return Dying(names=names) if names else None
 

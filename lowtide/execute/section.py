@@ -22,7 +22,7 @@ from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.autograd import keeps_graph
 from lowtide.torch_private.tensors import is_view, storage_of
@@ -41,7 +41,7 @@ def run_section(
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
     section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
     if records:
-        ours.prepare()
+        ownership.prepare()
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return section.forward(values)
 
@@ -56,7 +56,7 @@ class _Recomputed(torch.autograd.Function):
         ]
         ctx.random = Generators.of(values)
         ctx.autocast = Autocast.now()
-        ctx.rules = ours.rules()
+        ctx.rules = ownership.rules()
         ctx.set_materialize_grads(False)
         ctx.is_spent = False  # whether the backward pass has begun to write over what is saved
         section.keeps = True
@@ -85,9 +85,9 @@ class _Recomputed(torch.autograd.Function):
         if ctx.is_spent:
             raise RuntimeError(_CUT_SHORT)
         is_watched = ctx.rules.is_rehearsal and WATCHED in ctx.metadata
-        free = ours.all_alone_in_backward(cotangents, ctx.rules, is_watched)
+        free = ownership.all_alone_in_backward(cotangents, ctx.rules, is_watched)
         saved = cast("Sequence[Any]", ctx.saved_tensors)
-        spent = () if keeps_graph() else ours.all_alone_as_saved(saved, ctx.rules)
+        spent = () if keeps_graph() else ownership.all_alone_as_saved(saved, ctx.rules)
         section, others = cast("Chunks", ctx.section), cast("list[Any]", ctx.others)
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
@@ -97,7 +97,7 @@ class _Recomputed(torch.autograd.Function):
             random,
             casts,
             watching.aside(),
-            ours.under(ctx.rules),  # a rehearsal's, which has ended by now
+            ownership.under(ctx.rules),  # a rehearsal's, which has ended by now
         ):
             if torch.is_grad_enabled() or torch_state.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)

@@ -17,7 +17,7 @@ from lowtide.execute.autograd_function import EagerRegion
 from lowtide.execute.gradient import Gradient
 from lowtide.execute.host_code import HostCode
 from lowtide.ir.core import Value
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.specialise.abstract import Place
 from lowtide.texpr.index import Index, as_index
 
@@ -32,7 +32,7 @@ class Dying:
 
     def alone(self, values: Sequence[Any]) -> tuple[str, ...]:
         """Those that nobody has but `values` and the environment that these were taken from."""
-        return tuple(n for k, n in self.names.items() if ours.is_alone(values, k, _ENV))
+        return tuple(n for k, n in self.names.items() if ownership.is_alone(values, k, _ENV))
 
 
 Taken = tuple[tuple[str, str], ...]  # results, and the inputs in whose memory they lie

@@ -1,4 +1,7 @@
-"""Element types: one record per dtype, with its names in torch, in C and in printed IR."""
+"""Element types: one record per dtype, with its names in torch, in C and in printed IR.
+
+from_torch(torch.float32)  is  f32
+"""
 
 from __future__ import annotations
 

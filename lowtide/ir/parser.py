@@ -1,7 +1,7 @@
-"""Text → Function: the inverse of `printer`.
+"""Text → Function: the inverse of `print_function`.
 
-In: what `print_function` wrote, or a person in a test. Out: a Function; raises ParseError, which
-names the line. What is read is data: nothing in it is evaluated or imported.
+In: the text, which is data: nothing in it is evaluated or imported. Out: a Function; raises
+ParseError, which names the line.
 
 Always holds: `parse_function(print_function(f)) == f`. Places come back with file and line only.
 """

@@ -1,12 +1,11 @@
-"""One op, ready to be run many times: `interpret.run_op` with all that can be looked up before.
+"""One op as a Python function: `interpret.run_op`, with its lookups done in advance.
 
-In: an op. Out: a function of the environment, as quick as the op's own work allows. The driver runs
-each op of a loop's step by one.
+In: an op. Out: a function of the environment. The driver runs the ops of a loop's step this way.
 
     step = prepared(op)
     step(env)               reads operands from env, writes results into it
 
-Always holds: it does what `run_op` does, and raises what that raises.
+Always holds: the function does what `run_op` does, and raises what it raises.
 """
 
 from __future__ import annotations

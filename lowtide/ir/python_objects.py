@@ -1,6 +1,6 @@
 """Python objects that programs refer to by name: classes, enums, functions left to Python.
 
-In: an object. Out: a name that is its own as long as the process lives, and the object again.
+In: an object. Out: a name that is unique in this process; `find` gives the object of a name.
 
     name_of(Point)           ==  "shapes.Point"
     find("shapes.Point")     is  Point

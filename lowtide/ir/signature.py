@@ -1,7 +1,7 @@
-"""Whether a value of some IR type may be an operand of a torch op.
+"""Tells whether a value of some IR type may be an operand of a torch op.
 
 In: a parameter as a record of `lowtide.ops` writes it ("Tensor|Scalar", "int[]", optional), and a
-Type. Out: yes or no. Binding (which overload?) and the verifier ask the same question here.
+Type. Out: a bool. Binding, which chooses the overload, and the verifier both use it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory import bounds, layouts, makers, remembered
+from lowtide.memory import bounds, layouts, makers, meta_cache
 from lowtide.memory.bounds import tensors_in
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
@@ -273,7 +273,7 @@ class Ledger(OwnMode):
         if result is None:
             result = makers.results(func, args)
         if result is None:
-            result = layouts.as_it_lies(func, args, remembered.run(func, args, kwargs))
+            result = layouts.as_it_lies(func, args, meta_cache.run(func, args, kwargs))
         elif note:
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)

@@ -1,9 +1,9 @@
-"""Computes what is computed twice once.
+"""Common subexpression elimination: an op that repeats an earlier one is replaced by its result.
 
-In, out: a Function. Always holds: only ops that change nothing are shared, so that two dropouts are
-two masks (see `opdefs.is_shareable`); and results of torch ops only where nothing in the function
-changes a tensor in place; its size counts as fixed.
-Tensors that leave the function stay as many as they were: a caller may change one of two.
+In, out: a Function. Always holds: only ops without effects are shared, so that two dropouts draw
+two masks (see `opdefs.is_shareable`). Results of torch ops are shared only if nothing in the
+function writes into a tensor; sizes then count as fixed. Tensors that leave the function are not
+merged, since the caller may write into one of two.
 
     %1: int = const {value=1}
     %a: Tensor = torch.add(%x, %y, %1)      %1: int = const {value=1}
@@ -11,8 +11,7 @@ Tensors that leave the function stay as many as they were: a caller may change o
     %b: Tensor = torch.add(%x, %y, %2)      %c: Tensor = torch.mul(%a, %a)
     %c: Tensor = torch.mul(%a, %b)
 
-An op in a block may take its value from an enclosing one, which dominates it; never the other way
-round.
+An op in a block may reuse a value of an enclosing block, which dominates it, and not the reverse.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.literals import print_literal
-from lowtide.passes.making import changes_in, makers_of, may_change
+from lowtide.passes.ir_queries import changes_in, makers_of, may_change
 
 Key = tuple[object, ...]
 

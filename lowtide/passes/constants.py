@@ -1,7 +1,6 @@
-"""Computes Python operators on constants, and removes branches and loops that are decided.
+"""Folds Python operators on constants, and removes branches and loops that constants decide.
 
-In, out: a Function. Always holds: an operator that would raise stays, to raise when the program
-runs.
+In, out: a Function. Always holds: an operator that would raise stays, and raises at run time.
 
     %2: int = const {value=2}
     %n: int = py.mul(%2, %2)        →   %n: int = const {value=4}
@@ -22,7 +21,7 @@ Known = MutableMapping[Value, object]
 
 
 def fold_constants(fn: Function) -> Function:
-    """The function with what is known before it runs put in as constants."""
+    """The function with constants in place of ops on constants."""
     result = clone(fn)
     _Folder().block(result.block)
     return result

@@ -1,6 +1,6 @@
-"""A loop that asks before each step if there is another, of a number that is fixed, is counted.
+"""A `while` loop over an induction variable becomes a loop with a known number of steps.
 
-In, out: a Function. Always holds: as many steps as before; the bound is from before the loop.
+In, out: a Function. Always holds: the number of steps is the same; the bound is loop invariant.
 
     %go: bool = py.lt(%a, %n)                      %x = loop(%range_len, %true, …)
     %x = loop(%endless, %go, %a, …)          →       block(%i, %k, …):
@@ -22,7 +22,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.evolution import evolution, number_of
-from lowtide.passes.making import (
+from lowtide.passes.ir_queries import (
     Changes,
     Makers,
     changes_in,
@@ -32,7 +32,7 @@ from lowtide.passes.making import (
     makers_of,
     may_change,
 )
-from lowtide.passes.run import about
+from lowtide.passes.run import only_with
 
 # comparison: (which way the counter runs, what to add to the bound for where a range would end)
 _TESTS: Final = {"py.lt": (1, 0), "py.le": (1, 1), "py.gt": (-1, 0), "py.ge": (-1, -1)}
@@ -56,7 +56,7 @@ class _Counter:
     hoisted: tuple[Op, ...]
 
 
-@about("loop")
+@only_with("loop")
 def count_loops(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -1,6 +1,6 @@
-"""An int to which each step of a loop adds the same is a formula of the step's number.
+"""Induction variables: an int to which each step adds the same is computed from the step's number.
 
-In, out: a Function. Always holds: the same numbers.
+In, out: a Function. Always holds: the variable has the same value in each step.
 
     %x, %k = loop(%n, %true, %x0, %a):             %x = loop(%n, %true, %x0):
       block(%i, %y, %k1):                            block(%i, %y):
@@ -9,7 +9,7 @@ In, out: a Function. Always holds: the same numbers.
         yield(%true, %z, %k2)                          %z = torch.getitem(%y, %k1)
     …%k…                                           …%a + 2 * %n…
 
-After a loop that may end early it is what was carried.
+After a loop that may end early, the carried value is read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.evolution import evolution
-from lowtide.passes.making import Makers, constant, final, make_constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, final, make_constant, makers_of
+from lowtide.passes.run import only_with
 
 
-@about("loop")
+@only_with("loop")
 def count_by_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

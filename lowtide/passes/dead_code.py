@@ -1,13 +1,13 @@
-"""Removes ops whose results nobody uses, and what `if` and `loop` carry for nobody.
+"""Dead code elimination: removes unused ops, and unused results of `if` and `loop`.
 
-In, out: a Function. Always holds: what raises, prints, mutates or draws random numbers stays; and
-so does what may raise, where the user's program never reads its result (`use`).
+In, out: a Function. Always holds: ops that raise, print, write or draw random numbers stay. An op
+that may raise also stays if the user's program never reads its result (`use`).
 
     %a: Tensor = torch.exp(%x)
     %b: Tensor = torch.add(%x, %x, %1)   →   %b: Tensor = torch.add(%x, %x, %1)
     return(%b)                               return(%b)
 
-A carried value that the body hands on unchanged is replaced by what it was before the loop.
+A carried value that the body yields unchanged is replaced by its value before the loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
-from lowtide.passes.making import Makers, makers_of
+from lowtide.passes.ir_queries import Makers, makers_of
 
 _TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "return")
 

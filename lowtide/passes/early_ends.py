@@ -1,6 +1,6 @@
-"""A loop whose steps do nothing any more once a flag is set ends there.
+"""A loop whose steps do nothing once a flag is set ends when the flag is set.
 
-In, out: a Function. Always holds: the same steps in the same order, but for those that do nothing.
+In, out: a Function. Always holds: the same steps run in the same order, without the idle ones.
 
     %h, %done = loop(%n, %true, %h0, %false):     %h, %done = loop(%n, %true, %h0, %false):
       block(%t, %h1, %done1):                       block(%t, %h1, %done1):
@@ -14,8 +14,8 @@ In, out: a Function. Always holds: the same steps in the same order, but for tho
             yield(%h1, %done1)
         yield(%true, %h3, %done3)
 
-Where it is not known that the flag is not set before the first step, the `if` stays. Whether a
-tensor is true is asked only if there is another step: it may be an error.
+The `if` stays unless the flag is known to be unset before the first step. A flag that is a tensor
+is converted to bool only if there is another step, since the conversion may raise.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.passes.constants import fold_constants
-from lowtide.passes.making import Makers, constant, copied_ops, make_constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, copied_ops, make_constant, makers_of
+from lowtide.passes.run import only_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class _Flag:
     answer: bool
 
 
-@about("loop")
+@only_with("loop")
 def end_early(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -1,6 +1,6 @@
-"""How an int changes from step to step of a loop: scalar evolution.
+"""Scalar evolution: how an int changes from step to step of a loop.
 
-In: a value, the value that counts (the number of the step, or what a loop carries), what makes each
+In: a value, the induction variable (the step's number, or a carried value), the op that makes each
 value. Out: an `Evolution`, which is `base + step * index + offset`.
 
     %1 = py.mul(%i, 2)        Evolution(base=None, step=2, offset=0)
@@ -8,7 +8,7 @@ value. Out: an `Evolution`, which is `base + step * index + offset`.
     %3 = py.add(%n, %2)       Evolution(base=%n, step=2, offset=-3)
     %4 = py.mod(%i, 2)        Evolution(base=%4, step=0, offset=0)      not known
 
-Always: what is not known is a base itself, which may change from step to step.
+Always holds: an unknown value is its own base, and may change from step to step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lowtide.ir.core import Value
 from lowtide.ir.effects import constant
-from lowtide.passes.making import Makers
+from lowtide.passes.ir_queries import Makers
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import evolution, number_of
-from lowtide.passes.making import constant, makers_of, users_of, with_inner
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import constant, makers_of, users_of, with_inner
+from lowtide.passes.run import only_with
 from lowtide.passes.split_iterations import split_iterations
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
@@ -75,7 +75,7 @@ class _Counter:
     least: int
 
 
-@about("loop")
+@only_with("loop")
 def peel_first_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

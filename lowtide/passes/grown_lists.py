@@ -1,7 +1,7 @@
-"""A list that a loop makes anew each time, longer by some items, is one that items are added to.
+"""A list that each step copies and extends becomes one list that each step appends to.
 
-In, out: a Function. Always holds: only where nobody else holds the list that the loop began with,
-and nothing in the loop sees a list that has already become another.
+In, out: a Function. Always holds: nothing else refers to the list that the loop starts with, and
+nothing in the loop reads a list of an earlier step.
 
     outs = [h] + outs            →      fresh.append(h)               outs = fresh[::-1]
     outs = [*outs, h]            →      fresh.append(h)               outs = fresh
@@ -9,7 +9,7 @@ and nothing in the loop sees a list that has already become another.
     outs += [h]                  →      outs.append(h)
     torch.stack(xs[::-1])        →      torch.stack(xs).flip(0)
 
-So that a loop carries no list, and what it collects can become the rows of one tensor.
+Then the loop carries no list, and the items can become the rows of one tensor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
-from lowtide.passes.making import make_constant, makers_of, turns_round, users_of, with_inner
+from lowtide.passes.ir_queries import make_constant, makers_of, turns_round, users_of, with_inner
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
 _LITERALS: Final = ("list.make", "tuple.make")

@@ -1,7 +1,7 @@
-"""`with torch.no_grad():` around ops that only compute → these ops, of tensors without gradients.
+"""Inlines a `with torch.no_grad():` block: its ops then read detached tensors.
 
-In, out: a Function. Always holds: results are the same tensors and carry no gradients; a block that
-changes what is outside of it, or has ops that are left to PyTorch, stays.
+In, out: a Function. Always holds: the results are equal and carry no gradients. A block that writes
+to outer values, or has ops that PyTorch runs, stays.
 
     %m = call_torch() {target="torch.no_grad"}
     %t = with(%m) {                                 %d: Tensor = torch.detach(%x)
@@ -10,7 +10,7 @@ changes what is outside of it, or has ops that are left to PyTorch, stays.
       yield(%t)
     }
 
-So a loss and the targets that it computes without gradients are one region.
+Then a loss and the targets that it computes without gradients are in one region.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Final
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values, walk
-from lowtide.passes.making import Makers, constant, drop, final, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, drop, final, makers_of
+from lowtide.passes.run import only_with
 
 _CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 _OF_TENSORS: Final = ("list.make", "tuple.make")
@@ -37,7 +37,7 @@ _VIEWS: Final = frozenset(
 )
 
 
-@about("with")
+@only_with("with")
 def inline_no_grad(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

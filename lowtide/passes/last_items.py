@@ -1,7 +1,7 @@
-"""What a loop reads of that end of a list at which each of its steps adds an item is a variable.
+"""A loop that appends to a list and reads `xs[-1]` carries the last item as a variable.
 
-In, out: a Function. Always holds: the very same items are read, of a list that this function makes
-and that nothing else ever sees; only where each step adds exactly one.
+In, out: a Function. Always holds: the items that are read are the same objects. The function makes
+the list, nothing else refers to it, and each step adds exactly one item.
 
     hs = [h0]                                   hs = [h0]
     loop(%n):                                   %last = loop(%n, h0):
@@ -12,8 +12,8 @@ and that nothing else ever sees; only where each step adds exactly one.
     hs[-1]                                          yield(%g)
                                                 %last
 
-So that a recurrence through a list is one, like any other. `hs[t]` where t counts the steps is the
-last item, too; `hs[0]` is, of a list to which `hs.insert(0, g)` adds.
+Then a recurrence through a list is like any other recurrence. `hs[t]`, where t counts the steps, is
+also the last item; after `hs.insert(0, g)`, `hs[0]` is.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.evolution import evolution, number_of
-from lowtide.passes.making import constant, drop, final, makers_of, users_of, with_inner
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import constant, drop, final, makers_of, users_of, with_inner
+from lowtide.passes.run import only_with
 
 _READERS: Final = ("torch.stack", "torch.cat", "list.get", "py.len", "list.slice", "list.of")
 _WRITERS: Final = ("list.append", "list.insert", "list.extend", "list.reverse")
 _DEEPEST: Final = 8  # so many items are carried at most
 
 
-@about("loop")
+@only_with("loop")
 def carry_last_items(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

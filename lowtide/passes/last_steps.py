@@ -1,6 +1,6 @@
-"""Where the last step of a loop goes another way than all others, it is done after the loop.
+"""Peels the last step of a loop where it takes another branch than all earlier steps.
 
-In, out: a Function. Always holds: the same steps in the same order.
+In, out: a Function. Always holds: the same steps run in the same order.
 
     %h = loop(%n, %true, %h0):               %h = if(%n > 0):
       block(%t, %h1):                          block():
@@ -10,9 +10,8 @@ In, out: a Function. Always holds: the same steps in the same order.
                                                block():
                                                  yield(%h0)
 
-What is known of the last step, and of those before it: a comparison of the number of the step, with
-something added, to the number of steps, with something added. Where the last two or three go
-another way, one after the other is done after the loop.
+The conditions that are decided compare `step + constant` with `number of steps + constant`. If the
+last two or three steps differ, they are peeled one after the other.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import Evolution, evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
-from lowtide.passes.making import Makers, constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, makers_of
+from lowtide.passes.run import only_with
 from lowtide.passes.split_iterations import split_iterations
 
 MOST_STEPS: Final = 3  # done after a loop
@@ -49,7 +48,7 @@ class _Answer:
         return _Answer(None if self.earlier is None else not self.earlier, not self.last)
 
 
-@about("loop")
+@only_with("loop")
 def peel_last_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

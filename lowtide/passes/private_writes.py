@@ -1,14 +1,14 @@
-"""In-place activations that nobody can tell from plain ones are plain ones.
+"""Replaces an in-place activation by the plain op, where no alias sees the write.
 
-In, out: a Function. Always holds: what is written into was made just before, in memory of its own,
-and has no other name (`ir/aliases.is_seen`); any other write stays a `mutate`. Only activations,
-which keep dtype and shape, are rewritten: other ops may promote.
+In, out: a Function. Always holds: the tensor that is written was just made, in memory of its own,
+and has no alias (`ir/aliases.is_seen`); any other write stays a `mutate`. Only activations, which
+preserve dtype and shape, are rewritten: other ops may promote.
 
     %y: Tensor = torch.batch_norm(…)                  %y: Tensor = torch.batch_norm(…)
     %z: Tensor = mutate(%y, True) {"F.relu", …}   →   %z: Tensor = torch.relu(%y, False)
     %a: Tensor = torch.add(%y, %z, %1)                %a: Tensor = torch.add(%z, %z, %1)
 
-So a convolution's result, which PyTorch made, is activated by the kernel that reads it.
+Then the kernel that reads a convolution's result also computes the activation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lowtide.ir.aliases import is_seen
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.signature import accepts
 from lowtide.ops.registry import REQUIRED, OpRecord, lookup
-from lowtide.passes.making import Makers, constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, makers_of
+from lowtide.passes.run import only_with
 
 _FLAG: Final = "inplace"
 _PLAIN: Final = {"Tensor.relu_": "F.relu", "torch.relu_": "F.relu", "F.relu_": "F.relu"}
 
 
-@about("mutate")
+@only_with("mutate")
 def make_private_writes_plain(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

@@ -1,12 +1,12 @@
-"""Runs of ops that are iterations of a loop.
+"""Finds runs of ops that are the iterations of an unrolled loop.
 
-In: the ops of a block, as `Straight`. Out: `Plan`s: where each loop begins, its period, how often
-it runs; what its operands are (`unrolled`), which lists it fills, what is read of it afterwards.
+In: the ops of a block, as `Straight`. Out: `Plan`s: where each loop begins, its period and number
+of iterations, its operands (`unrolled`), the lists that it fills, its results that are read later.
 
     a b c  a b c  a b c  a b c  d      one plan: from place 0, period 3, 4 iterations
 
-Always holds: plans do not meet, and no list is filled by two. Of an iteration that is neither the
-last nor one that the last still carries, nothing is read outside of the run, but by such lists.
+Always holds: plans do not overlap, and no list is filled by two. Outside of the run, only lists
+read a result of an iteration other than the last one and those that the last one carries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An unrolled loop is a loop again.
+"""Rerolls: makes a loop of ops that an unrolled Python loop left.
 
-In, out: a Function. Always holds: the same ops run in the same order on the same values, but for
-constants and views of tensors that nothing changes.
+In, out: a Function. Always holds: the same ops run in the same order on the same values, except for
+constants and views of tensors that nothing writes.
 
     %a = torch.getitem(%x, %0)                 %outs = list.make()
     %1 = torch.mul(%h, %a)                     %h9 = loop(%n, %true, %h)
@@ -12,10 +12,10 @@ constants and views of tensors that nothing changes.
     torch.stack([%1, %2, %3, %4])                  yield(%true, %1)
                                                torch.stack(%outs)
 
-PyTorch's capture and `lt.trace` see a Python loop only as what it has done. Ops that repeat with a
-period are candidates (`repeats`); `unrolled` says what each operand is in iteration i, and if it
-cannot, or if a value of an iteration in the middle is read from outside, nothing is done. It is
-looked for loops again where there are new ones, since an inner loop is an op of the outer one.
+PyTorch's capture and `lt.trace` record what a Python loop did, not the loop. Ops that repeat with a
+period are candidates (`repeats`). `unrolled` gives each operand as a function of the iteration; if
+it cannot, or if a value of a middle iteration is read outside, nothing is done. After a loop was
+found, the search repeats, since an inner loop is one op of the outer loop.
 """
 
 from __future__ import annotations

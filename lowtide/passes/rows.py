@@ -1,14 +1,13 @@
-"""Rows of a tensor are read from the tensor, not from a list of them.
+"""Reads a row from the tensor instead of from a list of its rows.
 
-In, out: a Function. Always holds: a list that anything else sees stays: one that is returned,
-changed, unpacked or handed on.
+In, out: a Function. Always holds: a list that is returned, changed, unpacked or passed on stays.
 
     %xs: List[Tensor] = torch.unbind(%x, %0)       %n: int = torch.size.dim(%x, %0)
     %n: int = py.len(%xs)                      →
     %row: Tensor = list.get(%xs, %i)               %row: Tensor = torch.getitem(%x, %i)
 
-A list turned round, `xs[::-1]`, is read from the other end. What reads x[i] can become a tensor
-expression, whatever i is; what reads an item of a list cannot.
+A reversed list, `xs[::-1]`, is read from the other end. A read of x[i] can become a tensor
+expression for any i; a read of a list item cannot.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.differentiated import differentiated
-from lowtide.passes.making import (
+from lowtide.passes.ir_queries import (
     RESIZING,
     constant,
     make_constant,

@@ -1,12 +1,11 @@
 """Runs passes over a Function, and verifies it after each.
 
-In: a Function and a list of passes. Out: the Function that the last one made; the one given is not
-changed.
+In: a Function and a list of passes. Out: the Function that the last one made. Passes do not change
+the Function that they are given.
 
     run(fn, [fold_constants, eliminate_common_subexpressions, eliminate_dead_code])
 
-Always holds: what a pass gives is verified, unless it is what it was given; a VerifyError names the
-pass.
+Always holds: each new Function is verified; a VerifyError names the pass.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ def run(fn: Function, passes: Sequence[Pass]) -> Function:
     return fn
 
 
-def about(name: str) -> Callable[[Pass], Pass]:
-    """Decorates a pass: a Function without an op of this name comes back as it is."""
+def only_with(name: str) -> Callable[[Pass], Pass]:
+    """Decorator: the pass returns a Function without an op of this name unchanged."""
 
     def decorate(step: Pass) -> Pass:
         @functools.wraps(step)

@@ -1,7 +1,7 @@
-"""A loop's steps in parts, in each of which it is known which way its branches go.
+"""Splits a loop into parts in which the conditions of its branches are known.
 
-In: a loop that runs for its number of steps, and what is known in them. Out: the ops that take its
-place: the same steps in the same order.
+In: a loop without an early end, and the known conditions. Out: the ops that replace the loop: the
+same steps in the same order.
 
     first={%c: True}, each=[{%c: False}]    one step, then a loop of the others
     each=[{%c: True}], last={%c: False}     a loop, then one step
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
-from lowtide.passes.making import copied_ops, if_it_runs, make_constant
+from lowtide.passes.ir_queries import copied_ops, if_it_runs, make_constant
 
 Known: TypeAlias = Mapping[Value, bool]  # of conditions of branches
 

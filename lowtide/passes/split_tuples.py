@@ -1,7 +1,7 @@
 """A tuple that a loop carries becomes its items.
 
-In, out: a Function. Always holds: tuples are made anew, which nobody can tell; one from outside,
-which may be a namedtuple, is still that where the loop never runs.
+In, out: a Function. Always holds: a new tuple equals the old one. A tuple from outside, which may
+be a namedtuple, is returned as it is if the loop never runs.
 
     %s: (Tensor, Tensor) = loop(%n, %true, %s0)         %h0, %c0 = the items of %s0
       block(%i, %s1):                                   %h, %c = loop(%n, %true, %h0, %c0)
@@ -11,7 +11,7 @@ which may be a namedtuple, is still that where the loop never runs.
                                                             yield(%true, the items of %s2)
                                                         %s = tuple.make(%h, %c)
 
-So that a recurrence over tensors is one, however the user has packed its state.
+Then a recurrence over tensors is recognised, however its state is packed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.types import TupleType
-from lowtide.passes.making import Makers, constant, make_constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, make_constant, makers_of
+from lowtide.passes.run import only_with
 
 
-@about("loop")
+@only_with("loop")
 def split_tuples(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)

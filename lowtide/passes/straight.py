@@ -1,14 +1,14 @@
-"""The ops of a block that have a place in it, and those that float.
+"""Separates the ops of a block whose order matters from those that may float.
 
-In: a block. Out: `Straight`: its ops in order, labels of what they do, what each reads.
+In: a block. Out: `Straight`: the ordered ops, a label for what each does, the operands of each.
 
     %0 = const                             floats
     %a = torch.getitem(%x, %0)             floats, if x is from outside and no op changes a tensor
     %b = torch.add(%h, %a, %1)             place 0, reads %h, %a, %1
     %c = call_torch(%b)                    place 1
 
-Always holds: an op that floats gives the same wherever its operands are there; ops of one label do
-the same with what they read.
+Always holds: a floating op gives the same result wherever its operands exist; ops with equal labels
+compute the same function of their operands.
 """
 
 from __future__ import annotations

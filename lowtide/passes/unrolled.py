@@ -1,15 +1,15 @@
-"""What an unrolled loop's iterations have in common: each operand as a function of the iteration.
+"""Gives each operand of an unrolled loop's body as a function of the iteration.
 
-In: the ops of a block, where a run of them starts and its period. Out: a `Source` for each operand
-of the first iteration, and for how many iterations it holds.
+In: the ops of a block, the start of a run and its period. Out: a `Source` for each operand of the
+first iteration, and the number of iterations for which it is right.
 
     %a = torch.getitem(%x, %0)             %x is Fixed, %0, %1, … are Counted(0, 1)
     %b = torch.add(%h, %a, %one)           %h, %b, %d, … are Carried(%h, Local(1, 0))
     %c = torch.getitem(%x, %1)        →    %a, %c, … are Local(0, 0)
     %d = torch.add(%b, %c, %one)
 
-Always holds: a source gives, in each of its iterations, what the operand is there. Ops that float
-(see `straight`) have no place in the run, but are part of the sources.
+Always holds: in each of its iterations, a source gives the operand's value. Floating ops (see
+`straight`) are not in the run, but are part of the sources.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The adjoint of a load: at which points of a loop nest is element y of a tensor read?
+"""The adjoint of a load: the points of a loop nest that read element y of a tensor.
 
 In: the index of a load, f(axes), the tensor's sizes, and an index y into it. Out: for each axis
 that f fixes its value in terms of y, conditions under which there is such a point, and the axes
@@ -10,8 +10,8 @@ that are left to sum over.
     x[i + L//3]      L = 3*p + q, y = i + p      i = y - p  if 0 <= y - p < I,  sum over p, q
     x[j, [n]]        y1 = value of n             no axis; a condition on what is read
 
-Always holds: an axis is replaced by an index within its extent; where the conditions do not hold
-the index is held in bounds, and what is read there is dropped.
+Always holds: an axis is replaced by an index within its extent. Where the conditions do not hold,
+the index is clamped, and the value that is read there is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from lowtide.texpr.build import Unsupported
 from lowtide.texpr.conditions import within
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.formula import F, place
-from lowtide.texpr.halves import divisors, halves, joined, one_division
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -44,6 +43,7 @@ from lowtide.texpr.index import (
     nonnegative,
     substitute,
 )
+from lowtide.texpr.split_axis import divisors, joined, one_division, split_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class _Solver:
         """An axis of which parts are used beside others (i + L % 3) becomes these parts."""
         sums = [lhs for lhs, _ in self.equations if _single(lhs) is None]
         for by in divisors(sums, a):
-            pair = halves(a, by)
+            pair = split_axis(a, by)
             if pair is None or by is a.extent:
                 continue
             cut = [substitute(lhs, {a: joined(pair)}) for lhs in sums]

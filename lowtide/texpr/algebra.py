@@ -1,8 +1,7 @@
 """Local rewrites of expressions: constants folded, neutral elements dropped, short sums unrolled.
 
-In and out: an expression of the same value, bit for bit. Sums that are written out are rounded
-otherwise: a product that is added by `fma` is not rounded by itself. What a rewrite may change is
-in docs/decisions/rewrites.md.
+In, out: an expression with the same value, bit for bit. Only unrolled sums round differently: `fma`
+does not round the product by itself. docs/decisions/rewrites.md lists what rewrites may change.
 
     sum[c:2](mul(a[i, c], b[j, c]))  ->  fma(a[i,1], b[j,1], mul(a[i,0], b[j,0]))
 """

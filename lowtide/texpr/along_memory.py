@@ -1,7 +1,7 @@
-"""Sums and stored values have their axes as memory has those of what they read.
+"""Orders and joins the axes of sums and stored values as the memory that they read.
 
-In, out: definitions in normal form. `strides` of the inputs; `fixed` names whose elements the
-caller wants in their order; what is `added_to` by others stays as it is.
+In, out: definitions in normal form. `strides`: of the inputs; `fixed`: outputs, whose elements stay
+in their order; `added_to`: definitions that others add to, which stay as they are.
 
     x: [n, 4*g + k, h, w], where 4*g + k lies side by side (channels last)
 
@@ -9,8 +9,8 @@ caller wants in their order; what is `added_to` by others stays as it is.
     m[n, g] = sum[k, h, w](t[n, g, k, h, w])       ->  m_c[n, c] = sum[h, w](t[n, h, w, c])
                                                        m[n, g]   = sum[k](m_c[n, 4*g + k])
 
-A short k alone fills no vector. Where both g and k are summed over, or both are axes of the result,
-they are one axis in the definition itself. Elements of a fixed result lie in memory as before.
+A short k alone fills no vector. If both g and k are summed over, or both are axes of the result,
+they become one axis of the definition itself.
 """
 
 from __future__ import annotations

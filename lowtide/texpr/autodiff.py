@@ -1,9 +1,9 @@
 """Reverse differentiation of a whole Program: again a Program, one definition per cotangent.
 
-In: a forward Program, which inputs want gradients, which outputs have cotangents.
-Out: a Program whose inputs are the forward inputs, what was saved, and the cotangents; its outputs
-are the gradients. Values of the forward Program are computed again from the inputs; normalisation
-and fusion then treat it as any Program, so that no value of pairs is stored.
+In: a forward Program, the inputs that want gradients, the outputs that have cotangents.
+Out: a Program from the forward inputs, the saved values and the cotangents to the gradients. Other
+forward values are recomputed from the inputs. Normalisation and fusion then treat the Program as
+any other, so that no value of pairs is stored.
 
     d[i, j]  = x[i] - y[j]                   ct_d[i, j] = 2 * d[i, j] * ct_s[i]
     s[i]     = sum[j](d[i, j] * d[i, j])     ct_x[i]    = sum[j](ct_d[i, j])

@@ -1,12 +1,12 @@
-"""Equal parts of a value that a loop computes one by one, in one tensor.
+"""Stores equal parts of a value, which a loop computes one by one, in one tensor.
 
-In:  a definition that `split_ranges` has put together of its parts. Out: the same value, read from
-     a tensor of all parts, of which the loop writes one after another.
+In:  a definition that `split_ranges` has assembled from its parts. Out: the same value, read from a
+     tensor of all parts, which the loop writes one after the other.
 
     d[t, j:4h] = select(j < h, d0[t, j], select(j < 2h, d1[t, j-h], …))
     ->  d[t, j] = D[j // h, t, j % h]        D: d0, d1, d2, d3, each with all of its steps
 
-What reads all of d, a gradient of weights say, is then written once, and not once for each part.
+A reader of all of d, such as a gradient of weights, is then one definition, not one for each part.
 """
 
 from __future__ import annotations

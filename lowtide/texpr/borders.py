@@ -1,19 +1,19 @@
-"""Masked windows become a padded copy, so that a convolution reads memory as it lies.
+"""Replaces masked windows by a padded copy, so that a convolution reads contiguous memory.
 
-In:  definitions whose views are written in. Out: the same, with padded copies in front.
+In:  definitions with their views inlined. Out: the same, with padded copies in front.
 
     y[i, o] = sum[k, c](select(0 <= i + k - 1 < n, x[c, clamp(i + k - 1, n)], 0) * w[o, c, k])
     ->
     b[c, u:n+2] = select(0 <= u - 1 < n, x[c, clamp(u - 1, n)], 0)
     y[i, o]     = sum[k, c](b[c, i + k] * w[o, c, k])
 
-Windows that go on by more than one element are copied in phases, so that what the lanes read lies
-side by side: x[2*i + k] is b[k % 2, i + k // 2].
+Windows with a stride are copied in phases, so that the lanes read contiguous elements: x[2*i + k]
+is b[k % 2, i + k // 2].
 
-Such a copy is small beside the work: each element is read again and again. Only what a sum reads at
-i + k, k summed over, is copied. A product that is masked as a whole is masked in one factor
-instead; where the other is infinite or NaN, that makes NaN of a zero, as PyTorch's padded
-convolutions do.
+The copy is cheap compared with the sum, which reads each element many times. Only loads at i + k,
+with k summed over, are copied. If a whole product is masked, one factor is masked instead. If the
+other factor is infinite or NaN, the product is then NaN where it was 0, as in PyTorch's padded
+convolutions.
 """
 
 from __future__ import annotations

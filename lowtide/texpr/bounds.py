@@ -1,5 +1,4 @@
-"""The larger and the smaller of two ints as indices; how large an index can be; what it takes to
-be 0 or more.
+"""Bounds of indices: max and min as indices, the range of an index, conditions for `index >= 0`.
 
 In:  indices over axes and sizes. Out: indices, with `clamp(z, m + 1)` for max(0, z) <= m.
 Always holds: `is_positive_part` tells such a clamp from one whose upper end matters.

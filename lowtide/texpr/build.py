@@ -1,8 +1,8 @@
-"""What an op's `lower` is handed: a builder of one region's tensor expressions.
+"""The builder that an op's `lower` receives: it makes the tensor expressions of one region.
 
 In:  the region's inputs as `Val`, sizes as ints or `Index`, numbers as Python values or `Expr`.
-Out: a `Program`. A question about sizes that the known ranges cannot answer raises `NeedConst`:
-the pipeline then takes these sizes as constants of the signature and lowers again.
+Out: a `Program`. A comparison of sizes that the known ranges cannot decide raises `NeedConst`.
+`specialise` then makes these sizes constants of the signature, and lowers the region anew.
 """
 
 from __future__ import annotations

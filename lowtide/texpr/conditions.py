@@ -1,6 +1,6 @@
-"""Conditions on indices: which hold everywhere, or nowhere, or wherever a value is not zero.
+"""Conditions on indices: decides those that hold at every point, or at none, and simplifies others.
 
-In: comparisons of indices. Out: True, False, or None where it depends on the point.
+In: comparisons of indices. Out: True, False, or None if it depends on the point.
 
     k in [0, 128):   k + 256 >= 384  ->  False        k < 128  ->  True
 """
@@ -26,7 +26,6 @@ from lowtide.texpr.expr import (
     select,
     walk,
 )
-from lowtide.texpr.halves import one_division
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -37,6 +36,7 @@ from lowtide.texpr.index import (
     exact_division,
     nonnegative,
 )
+from lowtide.texpr.split_axis import one_division
 
 
 def parts_of(cond: Expr) -> list[Expr]:

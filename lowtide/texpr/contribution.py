@@ -1,7 +1,7 @@
-"""What a load gives to the cotangent of what it reads, and how that is summed up.
+"""The contribution of a load to the cotangent of the tensor that it reads.
 
-In: values at the points of a loop nest, and at which element each is read. Out: expressions over
-the axes of what is read; or, where the data say which element, a scatter.
+In: cotangents at the points of a loop nest, and the index of the load. Out: an expression over the
+tensor's own axes, or a scatter if the index comes from data.
 
     x[i, j] read at (i, j) of i, j, c     sum[c](value)              over x's own axes
     x[[n[i]], j]                          the places n[i] and values, to be added up one by one

@@ -5,8 +5,8 @@ None where there is none.
 
     mul: g, a, b  ->  (g * b, g * a)            exp: g, a, r  ->  (g * r,)
 
-Where a function has a kink, PyTorch's ops differ: of a tie in `torch.maximum` each side gets half,
-`clamp` gives all to the tensor, `relu` nothing. The op that a formula stems from decides.
+PyTorch's ops differ at kinks: `torch.maximum` gives half of a tie to each side, `clamp` all to the
+tensor, `relu` nothing. The op that the formula comes from decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Gradients that are equal to one another are written once.
+"""Computes equal gradients once.
 
-In: a backward Program, the output that holds each gradient. Out: the Program without the outputs
-that nobody needs now; the output that holds each gradient.
+In: a backward Program, the output that holds each gradient. Out: the Program without duplicate
+outputs, and the output that holds each gradient.
 
     ct_x[i] = g_z[i]      ct_y[i] = g_z[i]         x + y: one tensor is the gradient of both
 """

@@ -1,13 +1,13 @@
-"""Extremes whose body any kernel computes to the same bits.
+"""Finds what must be saved so that an extreme's body has the same bits when it is recomputed.
 
 In: a minimum or maximum, and the definitions before it. Out: the reductions that its body reads,
-which must be saved; None where the body has sums in it that are too long to be written out.
+which must be saved; None if the body contains sums that are too long to unroll.
 
     t[i] = min[j](d[i, j])       d is made of x[i, 0] - y[j, 0], ...: any kernel has the same d
     m[i] = max[j](s[i, j] / c)   s is a sum over many terms, in an order of its kernel: saved
 
-The gradient of an extreme goes to the elements that equal it: they are compared with it later, and
-a sum that is added up in another order would miss it by a bit.
+The gradient of an extreme goes to the elements that equal it. They are compared with it in the
+backward pass, where a sum in another order would differ in the last bit.
 """
 
 from __future__ import annotations

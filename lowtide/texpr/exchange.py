@@ -1,16 +1,16 @@
-"""Sums in the other order, where the inner one is known.
+"""Exchanges the order of two sums, if the sum over the other axis is already computed.
 
-In:  definitions, and sums that are at hand.
+In:  definitions, and known sums.
 Out: the definitions; a sum over j of products with a sum over c reads a known sum over j instead.
 
     o[i, c] = sum[j](p[i, j] * v[j, c])          known
     q[i, j] = sum[c](g[i, c] * v[j, c])
     d[i]    = sum[j](q[i, j] * p[i, j])     ->   d[i] = sum[c](g[i, c] * o[i, c])
 
-This is what the gradient of softmax(s) @ v needs of each row: without it, all pairs once more. Only
-for the weights p of a softmax (`texpr/softmax`): o is then at most n times the largest v, and what
-vanishes in it is small beside that. Where all p may be tiny, as in a kernel mean, g is large and o
-vanishes where d does not. And only in f32 and f64, where o has no less digits than q.
+The gradient of softmax(s) @ v needs d for each row; without the exchange, that takes another pass
+over all pairs. It is done only for the weights p of a softmax (`texpr/softmax`), where rounding in
+o is small compared with the largest v. If all p could be tiny, as in a kernel mean, o could vanish
+where d does not. It is done only in f32 and f64, where o has at least the precision of q.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     Delay   = name, source, init                 -- a Def one step earlier along its first axis
     Expr    = Load(value, Index*) | Const | At(Index) | Scalar(name) | Apply(fn, Expr*)
             | Select(cond, Expr, Expr) | Cast(dtype, Expr) | Reduce(fn, Axis*, Expr)
-    a Def of which nothing is a value, but added to another one: AddAt(Load, Expr)
+    a Def that has no value of its own and adds to another one: AddAt(Load, Expr)
 
 Expressions are hash-consed: equal ones are the same object, so common subexpressions cost nothing
 to find and a rewrite visits each once.

@@ -1,7 +1,7 @@
-"""Reductions of which a few elements are read: only these are computed, or they are selected.
+"""Computes only the elements of a reduction that are read, or selects them out of it.
 
 In:  definitions in normal form, the names that are stored anyway.
-Out: definitions that read fewer reductions at other than plain axes, for which they are stored.
+Out: definitions with fewer reads of a reduction at computed indices, for which it must be stored.
 
     l[n, v] = sum[k](x[n, k] * w[k, v])        n elements are read of l: these are computed
     y[n] = -l[n, t[n]]                    ->   p[n] = sum[k](x[n, k] * w[k, t[n]]);  y[n] = -p[n]
@@ -9,10 +9,9 @@ Out: definitions that read fewer reductions at other than plain axes, for which 
     own[i] = s[i, i]                           s is read as a whole, too: elements are selected
     r[i] = sum[j](s[i, j] > own[i])       ->   own[i] = sum[j](s[i, j] if j == i else 0)
 
-Always: one value. A float sum that is added up once more in another order differs in its last bits,
-and a program may compare the two. So a definition of its own computes an element of such a sum only
-if no other definition computes that element; else it is selected out of the sum, or read from
-memory.
+Always holds: an element has one value. A float sum in another order differs in its last bits, and a
+program may compare the two. So an element of a float sum gets a definition of its own only if no
+other definition computes that element; otherwise it is selected out of the sum, or loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from lowtide.texpr.index import (
     numbered,
     the_axis,
 )
-from lowtide.texpr.moved import axes_of, is_whole
+from lowtide.texpr.shifted_reads import axes_of, is_whole
 from lowtide.texpr.sizes import points
 
 FEW = 4  # elements are few if they are at most this fraction of all

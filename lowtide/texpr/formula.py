@@ -1,4 +1,4 @@
-"""Expressions with Python's operators, to write derivatives in.
+"""Expressions with Python's operators, for writing derivatives.
 
 In: expressions of one dtype, Python numbers. Out: expressions; `x * 1` and `x + 0` are not built.
 

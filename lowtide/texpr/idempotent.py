@@ -1,12 +1,12 @@
-"""Inputs in whose place the backward pass may read an output: `relu` of it gives as much.
+"""Lets the backward pass save `relu`'s output instead of its input.
 
-In: a forward Program. Out: `Instead`s: an input, the output that stands for it, and, where the
-operand of the `relu` is a sum of inputs, a definition to compute the operand by.
+In: a forward Program. Out: `Instead`s: an input, the output that replaces it, and, if the operand
+of the `relu` is a sum of inputs, a definition that computes the operand.
 
-    t[i, j] = x[i, j] + s[i, j]        relu(y) = y, and its slope at y is that at t: y stands for t;
-    y[i, j] = maximum(t[i, j], 0)      so with y for x, and t[i, j] = x[i, j], s is not read at all
+    t[i, j] = x[i, j] + s[i, j]        relu(y) = y, with the same slope as at t. So y replaces x,
+    y[i, j] = maximum(t[i, j], 0)      t[i, j] = x[i, j] replaces the sum, and s is not read
 
-PyTorch keeps the result, too: programs in which it is changed afterwards have no gradients there.
+PyTorch saves the result, too: a program that writes into it afterwards has no gradient there.
 """
 
 from __future__ import annotations

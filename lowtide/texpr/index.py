@@ -1,4 +1,4 @@
-"""Index arithmetic: integer polynomials over axes and sizes, kept in one canonical form.
+"""Index arithmetic: integer polynomials over axes and sizes, in canonical form.
 
 In:  axes (loop variables), size symbols, Python ints, and values read from memory (`Gather`).
 Out: `Index`, a sum of products; two equal polynomials are equal objects.

@@ -1,16 +1,16 @@
-"""Long reductions with few results, in two steps: for machines that need many independent tasks.
+"""Splits long reductions with few results into two steps, for machines that need many tasks.
 
-In:  a normalised `Program`. Out: the same, where each such reduction is first taken of parts.
-Always: an extreme stays the first of equals; parts of half precision are kept in single; of sums
-only the order of addition changes.
+In:  a normalised `Program`. Out: the same, where each such reduction first reduces parts.
+Always holds: an argmin or argmax is the first of equals; parts in half precision are stored in
+single; of sums only the order of addition changes.
 
     r = sum[i, j](f(d[i, j]))      p[i] = sum[j](f(d[i, j]))            an axis after the other, or
                               ->   r    = sum[i](p[i])
     r = sum[i](x[i])               p[s] = sum[k:4096](x[4096 * s + k])  a part after the other
                                    r    = sum[s](p[s])
 
-Values that only this reduction reads are not stored for it: a load of one at a part would be no
-plain load any more, so the parts are those of an axis that such a value has.
+Values that only this reduction reads are not stored for it, so the parts follow an axis of such a
+value: its loads must stay at plain axes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sums over the places where a condition holds, not over all where it might.
+"""Narrows a sum to the terms whose condition can hold.
 
-In:  a sum of terms that count where a place lies in a short window, or divides evenly.
-Out: the sum over the places of the window, or over those that divide.
+In:  a sum whose terms are 0 unless an index lies in a short window, or divides evenly.
+Out: the sum over the window, or over the indices that divide.
 
     sum[i:n](select(0 <= r - 2*i < 3, x[i] * w[clamp(r - 2*i, 3)], 0))
     -> sum[k:2](select(0 <= r//2 - k < n and 2*k + r%2 < 3,
@@ -10,9 +10,9 @@ Out: the sum over the places of the window, or over those that divide.
     sum[k:3](select((y - k) % 2 == 0 and ..., g[clamp((y - k) // 2, n)] * w[k], 0))
     -> sum[m:2](select(2*m + y%2 < 3 and ..., g[clamp(y//2 - m, n)] * w[clamp(2*m + y%2, 3)], 0))
 
-The terms left out are 0 by their condition, so nothing changes but the order of addition.
-So the gradient of a convolution with a stride, and a transposed one however it is written, take the
-terms that there are. What is divided here is an axis of its own afterwards (`phases`).
+The terms left out are 0, so only the order of addition changes. The gradient of a strided
+convolution, and a transposed convolution, then have no idle terms. `phases` makes the divided index
+an axis of its own.
 """
 
 from __future__ import annotations

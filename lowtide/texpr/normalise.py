@@ -3,13 +3,13 @@
 In:  definitions as the ops wrote them, views and all.
 Out: the same values, where
   - every Def is either pointwise or one reduction of a pointwise body;
-  - views are gone: they were changes of index;
-  - a pointwise value with one user is written into it; one with several users that costs
-    something stays a Def (`shared`), so that fusion can see that they use the same value;
-  - axes of extent 1 do not occur in expressions; what nobody uses is dropped;
-  - an axis of which only parts are used (l // W, l % W) is two axes: the elements of an output lie
-    in memory as before, but its definition may have more dims than the output;
-  - sums over channels that lie side by side have an axis of all of them (`along_memory`).
+  - views are gone: they became changes of index;
+  - a pointwise value with one user is inlined; a costly one with several users stays a Def
+    (`shared`), so that fusion sees that they use one value;
+  - axes of extent 1 do not occur in expressions; unused definitions are dropped;
+  - an axis that is only used in parts (l // W, l % W) is two axes: the output's elements lie in
+    memory as before, but its definition may have more dims than the output;
+  - sums over contiguous channels have one axis over all of them (`along_memory`).
 
     t1[i, c] = x[i, c] - m[c]             t3[i] = sum[c](mul(x[i,c] - m[c], x[i,c] - m[c]))
     t2[i, c] = t1[i, c] * t1[i, c]    ->
@@ -27,9 +27,9 @@ from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.few_elements import few_elements
 from lowtide.texpr.index import Axis, FloorDiv, Mod, as_index, deep_atoms, numbered
-from lowtide.texpr.moved import OffAxes, is_costly_at
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
+from lowtide.texpr.shifted_reads import OffAxes, is_costly_at
 from lowtide.texpr.sizes import elements, points
 from lowtide.texpr.softmax import with_late_division
 from lowtide.texpr.split import split_axes

@@ -1,8 +1,8 @@
-"""In which order the dims of a tensor lie in memory, where that is not their own order.
+"""Memory orders: stores a value with permuted dims, and returns it as a view.
 
-An order names dims, the outermost first: (0, 2, 3, 1) is PyTorch's `channels_last`. A Program's
-values are stored in the order of their own axes, so that one that is to lie in another order is
-stored with its axes in that order, and handed out as a view:
+An order lists dims, the outermost first: (0, 2, 3, 1) is PyTorch's `channels_last`. A Program
+stores each value in the order of its axes. A value that needs another order gets a definition with
+its axes in that order, and a view:
 
     t4[n, c, h, w] = relu(x[n, c, h, w])       t4_0231[n, h, w, c] = relu(x[n, c, h, w])
     output t4                              →   t4[n, c, h, w] = t4_0231[n, h, w, c]

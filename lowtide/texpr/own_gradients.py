@@ -1,12 +1,12 @@
-"""Ops with a backward formula of PyTorch's own, which says more than the chain rule.
+"""Ops whose backward formula is PyTorch's own instead of the chain rule.
 
-In: a node of an op's definition and its cotangent. Out: what parts of it get, None for any node
-that is not the formula itself: the chain rule goes on there.
+In: a node of an op's definition and its cotangent. Out: cotangents of its parts; None if the node
+is not the op's formula, and the chain rule applies.
 
     hypot(x, y) = big * sqrt(1 + (small / big)**2)     x: g * (x / r), y: g * (y / r)
     logit(x) = log(v / (1 - v))                        v: g / (v * (1 - v)), x what v gives it
 
-At infinity, at 0 and at NaN these are what PyTorch has, where the chain rule would divide by 0.
+At infinity, 0 and NaN these give PyTorch's values, where the chain rule would divide by 0.
 """
 
 from __future__ import annotations

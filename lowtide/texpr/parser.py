@@ -1,10 +1,10 @@
-"""Text → Program: the inverse of `printer`.
+"""Text → Program: the inverse of `print_program`.
 
-In: what `print_program` wrote, or a person in a test. Out: a Program; raises ParseError, which
-shows the line with a caret. What is read is data: nothing in it is evaluated or imported.
+In: the text, which is data: nothing in it is evaluated or imported. Out: a Program; raises
+ParseError, which shows the line with a caret.
 
-Always holds: `print_program(parse_program(text)) == text` for a printed text. Axes, and sizes but
-for those given, are new objects. Places come back with file and line only.
+Always holds: `print_program(parse_program(text)) == text` for a printed text. Axes, and sizes that
+were not given, are new objects. Locations come back with file and line only.
 """
 
 from __future__ import annotations

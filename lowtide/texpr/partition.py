@@ -1,9 +1,9 @@
-"""Program with delays → parts that run one after another: plain ones, and loops.
+"""Partitions a Program with delays into parts that run one after another: plain ones, and loops.
 
 In:  a Program whose definitions form cycles through delays.
-Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, in which the loop's
-     index is a size symbol and what is carried an input. All else is in plain parts, before or
-     after loops, and so is over all steps at once.
+Out: `Part`s in order. A cycle becomes a `Loop`: a Program of one step, in which the loop's index is
+     a size symbol and the carried values are inputs. All other definitions are in plain parts,
+     before or after loops, and compute all steps at once.
 
     h'[t, j] = h[t-1, j]                     part 0   p[t, j] = sum[k](x[t, k] * w[k, j])
     p[t, j] = sum[k](x[t, k] * w[k, j])      loop t   h[j] = tanh(p[t, j] + sum[k](h'[k] * u[k, j]))
@@ -11,10 +11,10 @@ Out: `Part`s in order. What lies on a cycle is a `Loop`: a Program of one step, 
               sum[k](h'[t, k] * u[k, j]))
     y[t] = sum[j](h[t, j])
 
-A value is computed in the last part in which it can be. Pointwise values are written again into
-each part that reads them, so that only reductions and carried values lie in memory between parts,
-and cheap values of pairs into each step (`again`).
-Where loops turn within a loop (`nests`), its step is a Program with delays, which is cut again.
+A value is computed in the last possible part. Pointwise values are recomputed in each part that
+reads them, so that only reductions and carried values are stored between parts; cheap values of
+pairs are recomputed in each step (`recompute`). With nested loops (`nested_recurrences`), a step is
+itself a Program with delays, which is partitioned again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Final
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
-from lowtide.texpr.again import Pairs, is_cheap
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.blocks import Block, as_block
 from lowtide.texpr.expr import (
@@ -43,7 +42,8 @@ from lowtide.texpr.expr import (
     Select,
 )
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms
-from lowtide.texpr.nests import Cycle, cycles, nested, step_of, steps_of
+from lowtide.texpr.nested_recurrences import Cycle, cycles, nested, step_of, steps_of
+from lowtide.texpr.recompute import Pairs, is_cheap
 from lowtide.texpr.split_ranges import split_ranges
 
 OF_STEP: Final = "_step"  # the ending of a name: the row of one step

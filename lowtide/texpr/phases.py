@@ -1,14 +1,14 @@
-"""What differs by the remainder of an axis is computed for each remainder by itself.
+"""Computes a sum that depends on the remainder of an axis for each remainder by itself.
 
-In:  a sum that divides axes it does not sum over, by one small number each.
-Out: a definition with two axes instead, and an expression that reads it.
+In:  a sum that divides axes it does not sum over, each by one small number.
+Out: a definition with two axes instead of one, and an expression that reads it.
 
     y: sum[m:2](g[clamp(y // 2 - m, n)] * w[clamp(2*m + y % 2, 3)])
     ->
     p[v:2, u] = sum[m:2](g[clamp(u - m, n)] * w[clamp(2*m + v, 3)])        y: p[y % 2, y // 2]
 
-So nothing is divided along the lanes, and a row of the transposed convolution reads memory as it
-lies. The last u may belong to no y: what is read there is held in bounds, and nobody looks at it.
+No index is divided along the lanes, and a row of a transposed convolution reads contiguous memory.
+The last u may belong to no y: its loads are clamped, and its value is not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 from lowtide.texpr import expr as ex
 from lowtide.texpr.conditions import in_lowest_terms, joined, parts_of
 from lowtide.texpr.expr import Def, Expr, Reduce, Rewriter, Select
-from lowtide.texpr.halves import divisors
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -31,6 +30,7 @@ from lowtide.texpr.index import (
     substitute,
 )
 from lowtide.texpr.narrow import STEPS
+from lowtide.texpr.split_axis import divisors
 
 
 def in_phases(d: Def, node: Reduce, name: str) -> tuple[Def, Expr] | None:

@@ -5,12 +5,12 @@
     t1[i:N]: f32 = sum[k:3](mul(x[i, k], 0.5))    # sum model.py:3
     output t1
 
-A number without a dtype is f32 where it has a point, else i64 or bool; `$n` is an f64. Of another
-dtype it stands with it: `0.5:f64`. A part that is long and used twice, or lies deep, has a line of
+A number without a dtype is f32 if it has a point, else i64 or bool; `$n` is an f64. Other dtypes
+are written: `0.5:f64`. A subexpression that is long and used twice, or nested deeply, has a line of
 its own under its definition: `%1[k:3] = exp(x[i, k])`, with the axes that are not the definition's.
 
-Always holds: the text says all, and is the same for Programs that differ in the identity of axes
-only. Axes of one name in one definition are told apart: `i`, `i.1`.
+Always holds: the text is complete, and equal for Programs that differ only in the identity of axes.
+Axes with one name in one definition are numbered: `i`, `i.1`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Reverse differentiation of one definition: what each of its loads gets of its cotangent.
+"""Reverse differentiation of one definition: the cotangent of each of its loads.
 
 In: a `Def` that is pointwise, or one reduction of a pointwise body; its cotangent at its axes.
 Out: for each differentiable load a cotangent at the definition's axes and reduced axes.
 
     t[i] = sum[k](a[i, k] * w[k])      g = ct_t[i]     a[i, k]: g * w[k]      w[k]: g * a[i, k]
 
-A `select` stays outermost, so that what was not chosen takes no part: the derivative of
-`x == 0 ? 1 : sin(x) / x` at 0 is 0, not NaN. PyTorch's conventions for ties are kept by the op that
-a definition stems from.
+A `select` stays outermost, so that the branch not taken has no influence: the derivative of
+`x == 0 ? 1 : sin(x) / x` at 0 is 0, not NaN. Ties follow PyTorch's convention for the op that the
+definition comes from.
 """
 
 from __future__ import annotations

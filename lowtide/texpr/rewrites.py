@@ -1,7 +1,7 @@
-"""Each rewrite of Programs by its name, by itself: for `python -m lowtide.opt` and the text tests.
+"""The rewrites of Programs by name, for `python -m lowtide.opt` and the text tests.
 
-In: a Program, likely sizes. Out: the Program after that one rewrite, whatever needs it.
-`normalise` and `differentiate` apply them together, each where it is of use.
+In: a Program, likely sizes. Out: the Program after that one rewrite. The compiler applies rewrites
+inside `normalise` and `differentiate`, where they pay.
 
     REWRITES["softmax"](program, {"N": 100})
 """
@@ -28,11 +28,11 @@ from lowtide.texpr.formula import F
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.long_folds import in_two_steps
-from lowtide.texpr.moved import OffAxes
 from lowtide.texpr.narrow import narrowed
-from lowtide.texpr.nests import steps_of
+from lowtide.texpr.nested_recurrences import steps_of
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.phases import in_phases
+from lowtide.texpr.shifted_reads import OffAxes
 from lowtide.texpr.sizes import elements, points
 from lowtide.texpr.softmax import with_late_division, with_weights_outside
 from lowtide.texpr.split import split_axes
@@ -112,7 +112,7 @@ def _softmax(program: Program, hints: Hints) -> Program:
     return _with(program, known.values())
 
 
-def _moved(program: Program, hints: Hints) -> Program:
+def _shifted_reads(program: Program, hints: Hints) -> Program:
     roots = [*program.outputs, *program.checks]
     free = {n: d for n, d in program.defs.items() if n not in program.added_to()}
     rewrite = OffAxes(free, roots, hints, _room(program, hints))
@@ -197,7 +197,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "gradients": _gradients,
     "idempotent": _idempotent,
     "long_folds": in_two_steps,
-    "moved": _moved,
+    "shifted_reads": _shifted_reads,
     "narrow": _each(Rewriter(lambda node: narrowed(node) if isinstance(node, Reduce) else None)),
     "normalise": normalise,
     "phases": _phases,

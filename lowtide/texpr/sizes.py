@@ -1,6 +1,6 @@
-"""Sizes as numbers: what a polynomial is, once its symbols are known.
+"""Evaluates sizes: an index polynomial with known symbols.
 
-In: an index without gathered values, {"s0": 1000}. Out: an int, by Python's own rules.
+In: an index without gathered values, {"s0": 1000}. Out: an int, by Python's rules.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""The weights of a softmax, and its division taken after a sum of products with them.
+"""Moves the division of a softmax behind the sum of products with its weights.
 
 In:  sums, and the definitions that they read.
-Out: which factors are weights exp(s - max s) over the axes of a sum; the sum with the division by
-     their total behind it.
+Out: the factors that are weights exp(s - max s) over the axes of a sum; the sum, divided afterwards
+     by the total of the weights.
 
     m[i] = max[j](s[i, j]), e[i, j] = exp(s[i, j] - m[i]), l[i] = sum[j](e[i, j])
 
     sum[j](e[i, j] / l[i] * v[j, c])  ->  sum[j](e[i, j] * v[j, c]) / l[i]
 
-So attention reads its scores once. No other factor leaves a sum of floats: `(x / 1000).sum()` is
+Attention then reads its scores once. No other factor leaves a sum of floats: `(x / 1000).sum()` is
 finite where `x.sum() / 1000` is not. Each e is in [0, 1] and the largest is 1, so l is in [1, n],
-or both are NaN: no NaN or infinity comes or goes by it, and nothing vanishes. What is added up is
-at most l times the result: it overflows where a |v| is above the largest float over n, as in
-PyTorch's fused attention.
+or both are NaN. So no NaN or infinity appears or disappears, and nothing underflows. The sum
+overflows only if a |v| exceeds the largest float over n, as in PyTorch's fused attention.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Axes that are only used cut in parts become several axes, so that no index divides.
+"""Splits axes that are only used divided (l // W, l % W), so that no index divides.
 
-In, out: definitions in normal form, with the names that must keep their elements' order in memory
-(an axis cut in two lies there as before).
+In, out: definitions in normal form. The elements of a split axis lie in memory as before.
 
     t[o, l:H*W] = sum[k:9](w[o, k] * x[l // W + k // 3, l % W + k % 3])
     ->
     t[o, i:H, j:W] = sum[p:3, q:3](w[o, 3*p + q] * x[i + p, j + q])
 
-Always: a load that was at plain axes stays so, or the axis is cut less often, or stays whole. What
-is read at 9*c + 3*p + q is at plain axes if it is cut into these three.
+Always holds: a load at plain axes stays at plain axes; otherwise the axis is split into fewer
+parts, or not. A load at 9*c + 3*p + q is at plain axes if its axis is split into these three.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.halves import divisors, halves, joined
 from lowtide.texpr.index import Axis, Index, floordiv, mod, the_axis
+from lowtide.texpr.split_axis import divisors, joined, split_axis
 
 WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements
 MOST = 4  # axes that one axis is cut into
@@ -103,7 +102,7 @@ def _cut_of(e: Expr, a: Axis, least: int) -> tuple[Axis, Axis] | None:
     for by in _divisors(e, a):
         if by is a.extent or (by.const is not None and by.const < least):
             continue
-        pair = halves(a, by)
+        pair = split_axis(a, by)
         if pair is not None and not _divisors(at_indices(e, {a: joined(pair)}), pair[1]):
             return pair
     return None

@@ -1,13 +1,12 @@
-"""A value that is another formula in each range of an axis becomes one value per range.
+"""Index set splitting: a value with another formula in each range of an axis becomes one per range.
 
-In:  a Program. Out: the same values; where something reads such a value along a loop of its own,
-     that loop runs range by range too, and what was a choice at each point is none any more.
+In:  a Program. Out: the same values. A reader with a loop over such an axis also runs range by
+     range, without the choice at each point.
 
     d[n:8] = select(n < 4, f(p[n]), g(q[n-4]))      d0[k:4] = f(p[k])     d1[k:4] = g(q[k])
     s      = sum[n:8](d[n] * w[n])              ->  s = sum[k:4](d0[k] * w[k] + d1[k] * w[k+4])
 
-(Known in compilers of loops as index set splitting.) The backward pass of `chunk`, and `cat`, are
-such values. What reads one in another way reads it as it was.
+The backward pass of `chunk`, and `cat`, make such values. Other readers read the value as it was.
 """
 
 from __future__ import annotations

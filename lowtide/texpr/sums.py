@@ -1,13 +1,12 @@
-"""A sum of elements of a sum is one sum, where no element is read twice.
+"""Merges a sum over elements of another sum into one sum, if no element is read twice.
 
-In, out: an expression, and definitions that nobody else reads.
+In, out: an expression, and definitions that only it reads.
 
     t[l, k] = sum[o](g[o, l] * w[o, k])                  x[y] = sum[k, o](select(y >= k,
     x[y]    = sum[k](select(y >= k, t[y - k, k], 0))  ->                  g[o, y - k] * w[o, k], 0))
 
-So the gradient of an image is a convolution, and no columns are stored. A sum that is read at plain
-axes is left to fusion, which has both in one kernel as they are. Only the order of addition
-changes.
+The gradient of an image is then a convolution, and no columns are stored. A sum that is read at
+plain axes stays: fusion puts both into one kernel. Only the order of addition changes.
 """
 
 from __future__ import annotations

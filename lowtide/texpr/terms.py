@@ -1,7 +1,7 @@
-"""A sum over several products as several sums, each over one: for machines with units for products.
+"""Splits a sum over several products into one sum per product, for tensor cores.
 
-In, out: a normalised `Program`. Always: each new sum is one product, of factors that know the rows
-of the result and of factors that know its columns.
+In, out: a normalised `Program`. Always holds: each new sum is one product of factors that depend on
+the result's rows, and factors that depend on its columns.
 
     dh[i, j] = sum[k](a[i, k] * u[j, k]          p0[i, j] = sum[k](a[i, k] * u[j, k])
                     + b[i, k] * v[j, k])    ->   p1[i, j] = sum[k](b[i, k] * v[j, k])

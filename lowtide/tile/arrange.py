@@ -19,8 +19,8 @@ from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
 from lowtide.tile import online
 from lowtide.tile.axes import common_axes, consumed, is_contraction, own_axes, reduced_axes, sources
+from lowtide.tile.common_subtiles import WORTH_HOLDING, Reader, common_subtiles
 from lowtide.tile.group import Group, waits
-from lowtide.tile.held import WORTH_HOLDING, Reader, held
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
     FULL_EXTENT,
@@ -467,7 +467,7 @@ class Arrangement:
         """What nests at different places compute alike, where a task has room for all of it."""
         items = [i for i in self.all_items() if i.name not in self.rescaled]
         readers = [Reader(self._nest_of(i), i.body) for i in items]
-        found = held(readers, self._row_points, self._level_of)
+        found = common_subtiles(readers, self._row_points, self._level_of)
         in_row = sum(self._row_points(e) or 0 for e in found)
         if found and self.grid and self.grid[-1].tile is not None:
             axis, tile = self.grid[-1].axis, self.grid[-1].tile

@@ -141,7 +141,7 @@ def _without_unused(f: Function, values: Sequence[Any]) -> tuple[Function, Seque
 def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
     """The first stage after which the function gives something else, and what; "" if none does."""
     wanted = outcome(interpreted(function), values)
-    steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.READY)
+    steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.PREPARE)
     for step in steps:
         function = run(function, [step])
         note = told(wanted, outcome(interpreted(function), values))

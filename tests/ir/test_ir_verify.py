@@ -8,7 +8,7 @@ from lowtide.errors import VerifyError
 from lowtide.ir.core import Function, Op
 from lowtide.ir.parser import parse_function
 from lowtide.ir.verify import verify
-from lowtide.passes.run import about, run
+from lowtide.passes.run import only_with, run
 
 GOOD = """\
 def f(%x: Tensor, %n: int) -> Tensor:
@@ -90,7 +90,7 @@ def test_a_failing_pass_is_named_and_the_op_marked() -> None:
 def test_a_pass_about_an_op_leaves_functions_without_it() -> None:
     given: list[Function] = []
 
-    @about("loop")
+    @only_with("loop")
     def note(fn: Function) -> Function:
         given.append(fn)
         return fn

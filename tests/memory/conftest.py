@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 
 
 @pytest.fixture
 def small_ones_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is small is written over too."""
-    monkeypatch.setattr(ours, "LEAST_BYTES", 0)
+    monkeypatch.setattr(ownership, "LEAST_BYTES", 0)
 
 
 @pytest.fixture(autouse=True)

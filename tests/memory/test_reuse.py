@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.runtime import arena, ours
+from lowtide.runtime import arena, ownership
 from tests.memory.chains import SHAPE, source
 from tests.written import function_of
 
@@ -29,14 +29,14 @@ f64 = torch.float64
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many elements each tensor has that was written over."""
     found: list[int] = []
-    over = ours.over
+    over = ownership.over
 
     def counted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         found.append(x.numel())
         return over(x, shape)
 
-    monkeypatch.setattr(ours, "over", counted)
-    monkeypatch.setattr(ours, "LEAST_BYTES", 0)
+    monkeypatch.setattr(ownership, "over", counted)
+    monkeypatch.setattr(ownership, "LEAST_BYTES", 0)
     return found
 
 
@@ -78,14 +78,14 @@ def test_the_account_is_that_of_the_run(reused: list[int], monkeypatch: pytest.M
     peak_bytes = compiled.memory(x, w).peak_bytes
     text = str(compiled.explain(x, w))
     assert "over `y`" in text or "over y" in text
-    monkeypatch.setattr(ours, "is_alone", lambda *_: False)
+    monkeypatch.setattr(ownership, "is_alone", lambda *_: False)
     assert compiled.memory(x, w).peak_bytes - peak_bytes >= 0
     assert "over y" not in str(compiled.explain(x, w))
 
 
 def test_small_ones_are_not_asked_for(monkeypatch: pytest.MonkeyPatch, reused: list[int]) -> None:
-    monkeypatch.setattr(ours, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(ours, "is_alone", None)  # would fail
+    monkeypatch.setattr(ownership, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(ownership, "is_alone", None)  # would fail
     agrees(chain, *tensors())
     assert not reused
 
@@ -172,7 +172,7 @@ def test_other_names_of_the_operand(fn: Any) -> None:
 
 
 def test_only_the_count_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "is_alone", lambda *_: True)
+    monkeypatch.setattr(ownership, "is_alone", lambda *_: True)
     with pytest.raises(AssertionError):
         agrees(other_name, *tensors())
 
@@ -193,7 +193,7 @@ def test_what_python_was_handed(monkeypatch: pytest.MonkeyPatch, reused: list[in
         s = See.apply(y)
         return torch.relu(y * 2) + s
 
-    monkeypatch.setattr(ours, "is_alone", lambda *_: True)  # a rehearsal does not call Python
+    monkeypatch.setattr(ownership, "is_alone", lambda *_: True)  # a rehearsal does not call Python
     x, w = tensors()
     found = lt.script(fn)(x, w)
     torch.testing.assert_close(_seen.pop(), F.conv1d(x, w, padding=1))
@@ -204,11 +204,13 @@ def test_what_python_was_handed(monkeypatch: pytest.MonkeyPatch, reused: list[in
 @pytest.mark.parametrize("keep", [Tensor.detach, Tensor.numpy, Tensor.untyped_storage, Tensor.t])
 def test_whoever_keeps_it_is_counted(keep: Callable[[Tensor], object]) -> None:
     held = [torch.empty(3, 4)]
-    assert ours.is_alone(held, 0)
+    assert ownership.is_alone(held, 0)
     kept = keep(held[0])
-    assert not ours.is_alone(held, 0)
+    assert not ownership.is_alone(held, 0)
     del kept
-    assert ours.is_alone(held, 0) is (keep is not Tensor.numpy)  # of which PyTorch takes a note
+    assert ownership.is_alone(held, 0) is (
+        keep is not Tensor.numpy
+    )  # of which PyTorch takes a note
 
 
 def test_memory_of_others(tmp_path: Path) -> None:
@@ -216,15 +218,15 @@ def test_memory_of_others(tmp_path: Path) -> None:
     file = torch.from_file(str(tmp_path / "x"), shared=True, size=4)
     others = [torch.from_numpy(array), torch.from_dlpack(torch.ones(4)), file]
     others += [torch.ones(4).share_memory_(), torch.ones(8)[:4], torch.nn.Parameter(torch.ones(4))]
-    assert not any(ours.is_alone(others, k) for k in range(len(others)))
+    assert not any(ownership.is_alone(others, k) for k in range(len(others)))
 
 
 def test_what_numpy_makes_of_the_arenas_is_not_the_arenas() -> None:
     held = [arena.empty((1 << 20,), torch.float32)]
-    assert ours.is_alone(held, 0)
+    assert ownership.is_alone(held, 0)
     held.append(torch.from_numpy(held[0].numpy()))
     assert held[0].data_ptr() == held[1].data_ptr()
-    assert not ours.is_alone(held, 1)
+    assert not ownership.is_alone(held, 1)
 
 
 # ---- gradients ----------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def test_gradients(fn: Any) -> None:
 
 def test_what_autograd_has_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     args = tensors(grad=True)
-    monkeypatch.setattr(ours, "is_alone", lambda *_: True)
+    monkeypatch.setattr(ownership, "is_alone", lambda *_: True)
     wrong = gradients(lt.script(saves), *args)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(wrong, gradients(saves, *args))
@@ -387,7 +389,7 @@ def test_a_cotangent_that_others_see(use: Any) -> None:
     "use", [callers, hooks, detaching_hooks, shared, keeping_node], ids=lambda f: f.__name__
 )
 def test_only_the_counts_tell_of_them(use: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "is_alone_in_backward", lambda g, k, *_: g[k] is not None)
+    monkeypatch.setattr(ownership, "is_alone_in_backward", lambda g, k, *_: g[k] is not None)
     with pytest.raises(AssertionError):
         torch.testing.assert_close(*through(use))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.budget.search import path
 from lowtide.execute.driver import Driver
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from tests.memory.contract import asked_bytes
 
 MB = 1 << 20
@@ -27,8 +27,8 @@ def measured(call: Any) -> int:
 
 def forget_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on nothing is known to be ours."""
-    monkeypatch.setattr(ours, "is_alone", lambda *_: False)
-    monkeypatch.setattr(ours, "is_alone_in_backward", lambda *_: False)
+    monkeypatch.setattr(ownership, "is_alone", lambda *_: False)
+    monkeypatch.setattr(ownership, "is_alone_in_backward", lambda *_: False)
 
 
 def steps(x: Tensor, v: Tensor) -> Tensor:

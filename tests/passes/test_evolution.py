@@ -7,7 +7,7 @@ import pytest
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.passes.evolution import Evolution, evolution
-from lowtide.passes.making import Makers
+from lowtide.passes.ir_queries import Makers
 
 
 class Numbers:

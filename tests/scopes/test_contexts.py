@@ -410,7 +410,7 @@ def test_batches_that_come_before_their_turn_are_the_loaders(
 
 
 def test_a_tensor_is_looked_for_where_it_was_made_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.memory.scopes.bag import Bag
+    from lowtide.memory.scopes.tensor_log import Bag
 
     asked: list[Bag] = []
     find = Bag.find

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lowtide as lt
-from lowtide.memory.scopes import bag, scope
+from lowtide.memory.scopes import scope, tensor_log
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -74,7 +74,7 @@ def test_the_lock_is_nobodys_in_a_child() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with bag.LOCK:
+        with tensor_log.LOCK:
             held.set()
             done.wait()
 
@@ -84,7 +84,7 @@ def test_the_lock_is_nobodys_in_a_child() -> None:
     try:
         pid = os.fork()
         if pid == 0:
-            os._exit(not bag.LOCK.acquire(blocking=False))
+            os._exit(not tensor_log.LOCK.acquire(blocking=False))
         deadline = time.monotonic() + _CHILD_S
         while (found := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -92,8 +92,8 @@ def test_the_lock_is_nobodys_in_a_child() -> None:
     finally:
         done.set()
         holder.join()
-    assert bag.LOCK.acquire(timeout=1)
-    bag.LOCK.release()
+    assert tensor_log.LOCK.acquire(timeout=1)
+    tensor_log.LOCK.release()
 
 
 def test_what_a_thread_says_of_the_collector_holds() -> None:

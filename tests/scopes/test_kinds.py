@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import lowtide as lt
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.tensor_trees import tensors_in
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -14,7 +14,7 @@ import torch
 
 import lowtide as lt
 from lowtide.memory.measure import measure_peak
-from lowtide.memory.scopes.bag import Bag
+from lowtide.memory.scopes.tensor_log import Bag
 from lowtide.torch_private.profiler import quiet_kineto
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from lowtide.codegen.c.steps import host_launches
 from lowtide.codegen.choices import MATMUL
 from lowtide.codegen.executable import Executable
 from lowtide.codegen.stepwise import Room, StepRun
-from lowtide.runtime import arena, launch, ours, toolchain
+from lowtide.runtime import arena, launch, ownership, toolchain
 from lowtide.runtime.steps import Launch, Steps, run_steps
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Fusion, Group
@@ -149,7 +149,7 @@ class HostExecutable(Executable):
         """See the base class."""
         scope: dict[str, Any] = {
             "empty": arena.empty,
-            "over": ours.over,
+            "over": ownership.over,
             "scratch": arena.scratch,
             "small_scratch": _small_scratch,
             "threads_now": torch.get_num_threads,

@@ -23,7 +23,7 @@ import torch
 
 from lowtide.cpython import frame_at
 from lowtide.memory.scopes import watch
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.tensor_trees import tensors_in
 
 
 class _Plain(torch.Tensor):

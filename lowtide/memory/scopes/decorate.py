@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from lowtide.memory.scopes.hidden import by_python
-from lowtide.memory.scopes.nests import with_parts
 from lowtide.memory.scopes.ownership import move
+from lowtide.memory.scopes.tensor_trees import with_parts
 
 T = TypeVar("T")
 P = ParamSpec("P")

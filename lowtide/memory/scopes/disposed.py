@@ -29,7 +29,7 @@ import torch
 from lowtide.cpython import frame_at
 from lowtide.errors import UNKNOWN_LOC, DisposedTensorError, Loc
 from lowtide.memory.scopes import threads
-from lowtide.memory.scopes.births import (
+from lowtide.memory.scopes.allocation_sites import (
     FIELDS,
     Birth,
     Births,
@@ -38,7 +38,7 @@ from lowtide.memory.scopes.births import (
     loc_of,
     loc_of_birth,
 )
-from lowtide.memory.scopes.nests import tensors_in
+from lowtide.memory.scopes.tensor_trees import tensors_in
 from lowtide.torch_private.autograd import set_versions
 from lowtide.torch_private.graph_capture import CompileContext
 from lowtide.torch_private.modes import NoFunctionModes, dispatch_depth, no_dispatch_modes

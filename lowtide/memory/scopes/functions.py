@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from lowtide.memory.scopes import disposed, keepers, watch
+from lowtide.memory.scopes import disposed, torch_hooks, watch
 from lowtide.memory.scopes.decorate import moving_out
 from lowtide.memory.scopes.disposed import is_gone
 from lowtide.memory.scopes.hidden import by_python
@@ -48,7 +48,7 @@ def move_to_outer_dispose_scope(t: T) -> T:
 @by_python
 def detach_from_dispose_scope(t: T) -> T:
     """Take a tensor from its scope: it lives as long as Python refers to it."""
-    keepers.keep(checked((t,)))
+    torch_hooks.keep(checked((t,)))
     return t
 
 
@@ -66,7 +66,7 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
         kind = type(other).__name__  # its repr may be long, or raise
         raise TypeError(f"a dispose scope, a tensor or None is expected, not {kind}")
     if other is None:
-        keepers.keep(checked((t,)))
+        torch_hooks.keep(checked((t,)))
         return t
     for tensor in checked((t,)):
         attach(tensor, other)

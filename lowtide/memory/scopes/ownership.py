@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import keepers
-from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import given_away
+from lowtide.memory.scopes import torch_hooks
+from lowtide.memory.scopes.allocation_sites import given_away
 from lowtide.memory.scopes.disposed import Ending, empty_out, error_of, is_gone
-from lowtide.memory.scopes.nests import is_nest, tensors_in, with_parts
+from lowtide.memory.scopes.tensor_log import LOCK
+from lowtide.memory.scopes.tensor_trees import is_nest, tensors_in, with_parts
 from lowtide.memory.scopes.watch import Place
 
 
@@ -71,7 +71,7 @@ def one_or_all(tensors: tuple[Any, ...]) -> Any:
 def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
     """Move it from its owner to another scope, or detach it; the counts stay as they are."""
     if to is None:
-        keepers.detach(tensor, only_from)
+        torch_hooks.detach(tensor, only_from)
         return
     with LOCK:
         check_open(to)
@@ -84,7 +84,7 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
     """Make `to` its owner; counted as attached if no scope owned it."""
     with LOCK:
         check_open(to)
-        place = keepers.meet(tensor)
+        place = torch_hooks.meet(tensor)
         birth = place.find(tensor)
         # One that its maker keeps may be in the scope already, to be left alone at its end.
         if birth is not None and (place is not to or birth != given_away(birth)):
@@ -97,7 +97,7 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
 def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
     """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
     with LOCK:
-        place = keepers.meet(tensor)
+        place = torch_hooks.meet(tensor)
         birth = place.take(tensor)
     if birth is not None:
         # unless another thread has disposed it meanwhile

@@ -27,9 +27,8 @@ import torch
 
 from lowtide.cpython import frame_at
 from lowtide.errors import ScopeError
-from lowtide.memory.scopes import disposed, keepers, threads, watch
-from lowtide.memory.scopes.bag import LOCK
-from lowtide.memory.scopes.births import FIELDS, Birth, Births, loc_of, user_frame
+from lowtide.memory.scopes import disposed, threads, torch_hooks, watch
+from lowtide.memory.scopes.allocation_sites import FIELDS, Birth, Births, loc_of, user_frame
 from lowtide.memory.scopes.decorate import scoped
 from lowtide.memory.scopes.disposed import DisposedTensor, Ending, empty_out
 from lowtide.memory.scopes.hidden import by_python
@@ -42,6 +41,7 @@ from lowtide.memory.scopes.ownership import (
     one_or_all,
     one_tensor,
 )
+from lowtide.memory.scopes.tensor_log import LOCK
 from lowtide.memory.scopes.watch import Place, state
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class DisposeScope(Place):
         """Give up tensors of this scope: Python's reference counts end them, as without scopes."""
         check_open(self)
         for tensor in movable(tensors):
-            keepers.detach(tensor, only_from=self)
+            torch_hooks.detach(tensor, only_from=self)
         return one_or_all(tensors)
 
     @overload
@@ -206,7 +206,7 @@ class DisposeScope(Place):
         check_open(self)
         if self.is_open:
             raise ScopeError(f"{self!r} is open already: nest another dispose_scope() instead")
-        keepers.install(attach)
+        torch_hooks.install(attach)
         _set(self, "__class__", DisposeScope)
         found = user_frame(frame)
         if found is not None:

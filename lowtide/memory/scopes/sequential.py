@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from lowtide.memory.scopes.functions import dispose
-from lowtide.memory.scopes.nests import tensors_in
 from lowtide.memory.scopes.scope import DisposeScope
+from lowtide.memory.scopes.tensor_trees import tensors_in
 
 _jit: Any = torch.jit
 _plain_forward: Any = getattr(nn.Sequential, "forward")  # noqa: B009 - it is half typed

@@ -15,10 +15,10 @@ created in one thread and disposed in the other.
 
 from __future__ import annotations
 
-from lowtide.memory.scopes import keepers
-from lowtide.memory.scopes.bag import Counts
+from lowtide.memory.scopes import torch_hooks
 from lowtide.memory.scopes.hidden import by_python
 from lowtide.memory.scopes.ownership import attach
+from lowtide.memory.scopes.tensor_log import Counts
 from lowtide.memory.scopes.watch import ThreadState, state
 
 _FIELDS = (
@@ -109,7 +109,7 @@ def scope_statistics() -> ScopeStatistics:
     """
     thread = state()
     if not thread.is_watching:
-        keepers.install(attach)
+        torch_hooks.install(attach)
         thread.is_watching = True
         thread.switch_on(thread)
     return ScopeStatistics(thread)

@@ -30,9 +30,9 @@ import torch
 from torch.nn.parameter import Parameter
 
 from lowtide.cpython import frame_at
-from lowtide.memory.scopes.bag import Bag, Counts, holder_of
-from lowtide.memory.scopes.births import USER_CODES, Births, note
-from lowtide.memory.scopes.nests import is_nest, tensors_in
+from lowtide.memory.scopes.allocation_sites import USER_CODES, Births, note
+from lowtide.memory.scopes.tensor_log import Bag, Counts, holder_of
+from lowtide.memory.scopes.tensor_trees import is_nest, tensors_in
 from lowtide.torch_private.modes import (
     DeviceContext,
     function_depth,
@@ -403,11 +403,11 @@ def _is_fresh(tensor: torch.Tensor, references: int) -> bool:
 
 
 def on_grad_set(value: Any) -> None:
-    """A tensor became the `.grad` of another; replaced by `keepers`."""
+    """A tensor became the `.grad` of another; replaced by `torch_hooks`."""
 
 
 def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
-    """A function gave a tensor that is left alone; replaced by `keepers`."""
+    """A function gave a tensor that is left alone; replaced by `torch_hooks`."""
 
 
 def is_ours(tensor: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ from lowtide.specialise.lifting.match import Carried, Carry, NotLifted, is_held
 from lowtide.specialise.lifting.ragged import Steps
 from lowtide.specialise.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
 from lowtide.texpr import expr as ex
-from lowtide.texpr import nests
+from lowtide.texpr import nested_recurrences
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Load, Program
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod
@@ -579,8 +579,8 @@ class Lift:
 def _check_nest(program: Program) -> None:
     """Raises NotLifted where no loop can be the one outside."""
     try:
-        nests.check(program)
-    except nests.NoNest as why:
+        nested_recurrences.check(program)
+    except nested_recurrences.NoNest as why:
         raise NotLifted(str(why)) from why
 
 

@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import same_python_random, same_random_numbers
-from lowtide.memory.scopes.births import is_users
+from lowtide.memory.scopes.allocation_sites import is_users
 from lowtide.memory.sizes import budget_bytes
 from lowtide.tools.profiler.profile import profile
 

@@ -31,7 +31,7 @@ class Reader:
     expr: Expr
 
 
-def held(
+def common_subtiles(
     readers: Iterable[Reader],
     row_points: Callable[[Expr], int | None],
     nest_of: Callable[[Expr], Hashable],

@@ -1,8 +1,8 @@
-"""Which delays turn within others: the outer loop of a cycle, and what turns within its steps.
+"""Nests recurrences: finds the outer loop of a cycle of delays, and the loops within its steps.
 
 In:  a Program whose definitions form cycles through delays.
-Out: its cycles, and the Program in which all that lies on one has the cycle's own steps as its
-     first axis. `inner` are delays of one step: loops within the loop.
+Out: its cycles, and the Program in which the definitions of a cycle have the cycle's step as their
+     first axis. `inner`: delays within one step, which are inner loops.
 
     delay d'[l, t] = d[l-1, t] from e[t]        loop t    delay d'[l] = d[l-1] from e[t]
     delay r'[t, j] = r[t-1, j] from g[j]   ->             d[l] = x[t, l] + min(d'[l], r'[l + 1])
@@ -10,9 +10,9 @@ Out: its cycles, and the Program in which all that lies on one has the cycle's o
                             r'[t, l + 1])
     r[t, j] = 0 if j < 1 else d[j - 1, t]
 
-The loop outside is one whose axis stands plainly wherever one value of the cycle reads another, its
-own delays aside: then a step needs only what it makes itself, and what earlier steps have left. (As
-loop nests of systems of recurrence equations are found: Karp, Miller and Winograd 1967.)
+The outer loop's axis is a plain index in every load between values of the cycle, except in its own
+delays. A step then needs only its own values and those of earlier steps. (Karp, Miller and Winograd
+1967 find loop nests of recurrence equations this way.)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a `Ledger`, and an executable with its memory plan. Out: what the ledger learns.
 
-    play(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
+    simulate(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
     backward(ledger, results)                            the engine's road, from dense cotangents
 """
 
@@ -18,14 +18,14 @@ import torch
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
-from lowtide.runtime import ours
+from lowtide.runtime import ownership
 from lowtide.texpr.sizes import evaluate
 
 _TRUE = torch.tensor(True, device="cpu")
 Tensor = torch.Tensor
 
 
-def play(
+def simulate(
     ledger: Ledger, executable: Any, symbols: Sequence[str]
 ) -> Callable[..., Sequence[Tensor]]:
     """Stands for a compiled program: see the module's text."""
@@ -46,7 +46,7 @@ def play(
                 shape = tuple(evaluate(s, known) for s in d.shape)
                 under = executable.input_under(name)
                 made.append(
-                    ours.over(given[under], shape)
+                    ownership.over(given[under], shape)
                     if under
                     else torch.empty(shape, dtype=d.dtype.torch, device="meta")
                 )

@@ -1,14 +1,14 @@
-"""A loop asks for its sizes itself, where another loop lies between it and where that was done.
+"""Copies a size computation to directly before a loop, if another loop lies in between.
 
-In, out: a Function. Always holds: tensors keep their sizes, or nothing is done.
+In, out: a Function. Always holds: no op changes the size of a tensor; otherwise nothing is done.
 
     %n: int = torch.size.dim(%x, %0)                %n: int = torch.size.dim(%x, %0)
     %a = loop(%n, …)                                %a = loop(%n, …)
     %b = loop(%n, …)                           →    %m: int = torch.size.dim(%x, %0)
                                                     %b = loop(%m, …)
 
-Each loop may become a region of its own, and so may what is in a branch. To one that only gets a
-number, it is not the size of x.
+Each loop, and each branch, may become a region of its own. A region that receives `n` as an int no
+longer knows that it is `x.size(0)`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from lowtide.ir.core import Block, Function, Op, Value, clone, clone_op, free_values
-from lowtide.passes.making import RESIZING, Makers, makers_of
+from lowtide.passes.ir_queries import RESIZING, Makers, makers_of
 
 _OF_SIZES: Final = ("torch.size.dim", "py.add", "py.sub", "py.mul", "py.floordiv", "const")
 
 
-def ask_again(fn: Function) -> Function:
+def localize_sizes(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     if not any(op.attrs.get("target") in RESIZING for op in result.walk()):
@@ -31,9 +31,9 @@ def ask_again(fn: Function) -> Function:
 
 
 def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
-    """`outside`: made before a branch that the block is."""
+    """`outside`: values made before the `if` whose branch this block is."""
     kept: list[Op] = []
-    before = set(outside)  # and before the last loop of this block
+    before = set(outside)  # also values made before the last loop of this block
     for op in block.ops:
         made = {r for x in kept for r in x.results}
         for inner in op.blocks:
@@ -50,7 +50,7 @@ def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
 
 
 def _is_of_sizes(value: Value, makers: Makers) -> bool:
-    """Is it a number that is computed from nothing but sizes?"""
+    """True if the number is computed from sizes and constants only."""
     maker = makers.get(value)
     if maker is None or maker.name not in _OF_SIZES:
         return False
@@ -58,7 +58,7 @@ def _is_of_sizes(value: Value, makers: Makers) -> bool:
 
 
 def _again(value: Value, makers: Makers, stand_ins: dict[Value, Value]) -> Iterator[Op]:
-    """What computes a number, once more."""
+    """Copies of the ops that compute a number."""
     maker = makers[value]
     if value in stand_ins:
         return

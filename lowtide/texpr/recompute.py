@@ -1,12 +1,12 @@
-"""What each part computes again, instead of reading what an earlier one has stored.
+"""Chooses values that a part recomputes instead of loading what an earlier part stored.
 
-In:  a Program with delays, the names that lie in loops, likely sizes.
-Out: `Pairs`: `invariant`, which each step of a loop computes, and `after`, which a loop computes
-     and what reads all its steps computes once more.
+In:  a Program with delays, the names in loops, likely sizes.
+Out: `Pairs`: `invariant`, values that each step of a loop computes; `after`, values of a loop that
+     a reader of all steps recomputes after the loop.
 
-    c[i, j] = sum[k:3](sq(x[i, k] - y[j, k]))      c would take N * M elements between the steps of
-    p[t, i, j] = exp(g[t - 1, j] - c[i, j])        the loop, p T * N * M until it is over: each step
-    f[t, i] = -log(sum[j](p[t, i, j]))             computes c, and what reads p later p once more
+    c[i, j] = sum[k:3](sq(x[i, k] - y[j, k]))      stored, c would take N * M elements, and p
+    p[t, i, j] = exp(g[t - 1, j] - c[i, j])        T * N * M. So each step computes c, and a
+    f[t, i] = -log(sum[j](p[t, i, j]))             later reader of p recomputes p
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lowtide.texpr.expr import Def, Expr, Program, Reduce
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.sizes import likely
 
-FEW_TERMS: Final = 16  # a sum of so few terms is computed again rather than stored …
-FEW_OPS: Final = 12  # … if these are so few operations in all
+FEW_TERMS: Final = 16  # a sum of at most so many terms is recomputed rather than stored …
+FEW_OPS: Final = 12  # … if it has at most so many operations in all
 PAIR_OPS: Final = 64  # operations that take about as long as to read what they give from memory
 STEP_OPS: Final = 512  # of a value of which all steps would be stored, and which is read once
 

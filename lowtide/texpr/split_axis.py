@@ -1,4 +1,4 @@
-"""An axis cut in two, so that what it is divided by is an axis of its own.
+"""Splits an axis into quotient and remainder.
 
 x[i // 4, i % 4], i in [0, 4 * n)    →    x[io, ii], i = 4 * io + ii
 """
@@ -11,7 +11,7 @@ from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms
 
 
 def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
-    """By what an axis is divided in these, the smallest constants last."""
+    """The divisors of an axis in these indices, the smallest constants last."""
     found: dict[Index, None] = {}
     for index in indices:
         for atom in deep_atoms(index):
@@ -20,14 +20,14 @@ def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
     return sorted(found, key=lambda i: -(i.const or 1 << 60))
 
 
-def halves(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
-    """The axes of a // by and a % by; None where they do not make up the axis exactly."""
+def split_axis(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
+    """The axes of a // by and a % by; None if `by` does not divide the extent."""
     outer = exact_division(a.extent, by)
     return None if outer is None else (Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by))
 
 
 def joined(pair: tuple[Axis, Axis]) -> Index:
-    """The axis that was cut in two, by its halves."""
+    """The index of the original axis: outer * extent of inner + inner."""
     return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
 
 

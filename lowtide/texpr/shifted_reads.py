@@ -1,14 +1,13 @@
-"""What is read at other than plain axes: written in there, or stored.
+"""Inlines or stores values that are loaded at shifted, reversed or data-dependent indices.
 
-In:  the definitions of a Program, likely sizes. Out: `OffAxes`, which writes out what is read at
-     shifted, reversed or data-dependent places, down to what that reads.
+In:  the definitions of a Program, likely sizes. Out: `OffAxes`, a rewrite that inlines such loads.
 
-    y[i] = tanh(x[i])                 y is read at two places for each i: to compute all of it twice
-    z[i] = y[i + 1] - y[i]       ->   costs little, so z[i] = tanh(x[i + 1]) - tanh(x[i]). Were it
-                                      much, as what is written into y counts, too, y is stored
+    y[i] = tanh(x[i])                 y is read at two places for each i. Computing it twice is
+    z[i] = y[i + 1] - y[i]       ->   cheap, so z[i] = tanh(x[i + 1]) - tanh(x[i]). If y and what is
+                                      inlined into it were costly, y would be stored
 
-Always holds: a value that takes more than inputs and outputs together is not stored for this; one
-that only moves others (a padding, a shift) is free to be written in.
+Always holds: a value that is larger than inputs and outputs together is not stored for this; a
+value that only moves others (a padding, a shift) is always inlined.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, deep_atoms, the_axis
 from lowtide.texpr.sizes import points
 
-MOVED_NODES = 120  # an expression that is written in at other than plain axes has at most so many
-MOVED_WORK = 64  # … and it is computed at few places, or is cheap: so many operations in all
-AGAIN_WORK = 32  # operations for each element, about what it costs to store it and to read it
-GATHER_WORK = 16  # of a load whose index divides: no vector of it lies in memory side by side
+MOVED_NODES = 120  # an expression that is inlined at shifted indices has at most so many nodes
+MOVED_WORK = 64  # … and at most so many operations over all the places that compute it
+AGAIN_WORK = 32  # operations for each element, about the cost of storing and loading it
+GATHER_WORK = 16  # of a load whose index divides, which is a gather
 
 
 class OffAxes:

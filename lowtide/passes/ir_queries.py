@@ -1,4 +1,9 @@
-"""What passes ask of the ops that make and use values, and the small changes that they make."""
+"""Helpers of passes: which op makes a value, which ops use it, and small edits of blocks.
+
+makers = makers_of(fn)          # value → the op whose result it is
+users = users_of(fn)            # value → the ops that read it
+constant(value, makers)         # 2, if the value is `const {value=2}`
+"""
 
 from __future__ import annotations
 
@@ -36,14 +41,14 @@ def users_of(fn: Function) -> Users:
 
 
 def final(value: Value, stand_ins: Mapping[Value, Value]) -> Value:
-    """What stands for a value in the end: a stand-in may have one, too."""
+    """The end of the chain of stand-ins that begins at a value."""
     while value in stand_ins:
         value = stand_ins[value]
     return value
 
 
 def drop(block: Block, ops: Set[Op]) -> None:
-    """Takes ops out of a block, wherever they are in it."""
+    """Removes ops from a block and from the blocks inside it."""
     block.ops = [op for op in block.ops if op not in ops]
     for op in block.ops:
         for inner in op.blocks:
@@ -56,7 +61,7 @@ def with_inner(*ops: Op) -> Iterator[Op]:
 
 
 class Changes(enum.Flag):
-    """What something in a function may change of tensors that are there."""
+    """What the ops of a function may change of existing tensors."""
 
     NONE = 0
     VALUES = enum.auto()
@@ -64,7 +69,7 @@ class Changes(enum.Flag):
 
 
 def changes_in(fn: Function, makers: Makers) -> Changes:
-    """What its ops may change of tensors, whichever."""
+    """What any op of the function may change of any tensor."""
     found = Changes.NONE
     for op in fn.walk():
         done = own_effects(op) if op.blocks else opdefs.effects_of(op, makers)
@@ -76,7 +81,7 @@ def changes_in(fn: Function, makers: Makers) -> Changes:
 
 
 def may_change(op: Op, changes: Changes) -> bool:
-    """Whether the op may give another result later, since it reads tensors that may change."""
+    """True if the op may give another result later, because it reads tensors that may change."""
     if opdefs.has_kind(op.name, ("size",)):
         return Changes.SIZES in changes
     reads = op.name.startswith("torch.") or any(v.type == t.TENSOR for v in op.operands)
@@ -89,14 +94,14 @@ def make_constant(result: Value, value: object, like: Op) -> Op:
 
 
 def turns_round(op: Op, makers: Makers) -> bool:
-    """`xs[::-1]`"""
+    """True for `xs[::-1]`."""
     if op.name != "list.slice":
         return False
     return [constant(v, makers) for v in op.operands[1:]] == [None, None, -1]
 
 
 def copied_ops(body: Block, mapping: dict[Value, Value], known: Mapping[Value, bool]) -> list[Op]:
-    """The ops of a body with other arguments, and constants for what is known."""
+    """Copies of a body's ops with their operands mapped, and constants for `known` conditions."""
     made = [clone_op(op, mapping) for op in body.ops]
     answers = {mapping[c]: answer for c, answer in known.items()}
     for op in with_inner(*made):
@@ -106,8 +111,7 @@ def copied_ops(body: Block, mapping: dict[Value, Value], known: Mapping[Value, b
 
 
 def if_it_runs(loop: Op, ops: list[Op], results: Sequence[Value]) -> list[Op]:
-    """What takes the place of a loop: if it has a step, these ops and what they give, else what it
-    begins with."""
+    """Replaces a loop: `if trips > 0`, the ops and `results`; else the loop's initial values."""
     trips, _, *inits = loop.operands
     none, runs = Value("", t.INT), Value("", t.BOOL)
     done = Op(name="yield", operands=list(results), loc=loop.loc)

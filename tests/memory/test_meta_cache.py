@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.memory import remembered
+from lowtide.memory import meta_cache
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES
 
@@ -47,8 +47,8 @@ class Known(dict[Any, Any]):
 @pytest.fixture
 def asked_again(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
     """Each answer from memory is compared with PyTorch's; which ops gave how many."""
-    plain, known = remembered.run, Known()
-    monkeypatch.setattr(remembered, "_given", known)
+    plain, known = meta_cache.run, Known()
+    monkeypatch.setattr(meta_cache, "_given", known)
     seen: Counter[Any] = Counter()
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def asked_again(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
             seen[func] += 1
         return result
 
-    monkeypatch.setattr(remembered, "run", run)
+    monkeypatch.setattr(meta_cache, "run", run)
     return seen
 
 
@@ -89,9 +89,9 @@ def test_as_pytorch_says(name: str, asked_again: Counter[Any]) -> None:
 
 def test_what_is_known_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     args = (meta(4), meta(4, 5), meta(5, 4))
-    first = remembered.run(aten.addmm.default, args, {})
+    first = meta_cache.run(aten.addmm.default, args, {})
     monkeypatch.setattr(torch._ops.OpOverload, "__call__", None)
-    assert form(remembered.run(aten.addmm.default, args, {})) == form(first)
+    assert form(meta_cache.run(aten.addmm.default, args, {})) == form(first)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -99,7 +99,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def of_int_tensor(number: Any) -> torch.dtype:
-    return remembered.run(aten.add.Tensor, (meta(3, dtype=torch.int64), number), {}).dtype
+    return meta_cache.run(aten.add.Tensor, (meta(3, dtype=torch.int64), number), {}).dtype
 
 
 def test_numbers_are_told_apart() -> None:
@@ -117,24 +117,24 @@ def test_numbers_are_told_apart() -> None:
 
 def test_forms_are_told_apart() -> None:
     for x in (meta(4, 6), meta(6, 4).t(), meta(4, 6, dtype=torch.bfloat16), meta(1, 6)) * 2:
-        found = remembered.run(aten.exp.default, (x,), {})
+        found = meta_cache.run(aten.exp.default, (x,), {})
         assert form(found) == form(torch.exp(x))
 
 
 def test_what_changes_the_form_of_its_argument_is_done() -> None:
     for _ in range(2):
         x = meta(2, 3)
-        assert remembered.run(aten.t_.default, (x,), {}) is x
+        assert meta_cache.run(aten.t_.default, (x,), {}) is x
         assert x.shape == (3, 2)
 
 
 def test_views_and_numbers_are_asked_for() -> None:
     for _ in range(2):
         x = meta(2, 3)
-        view = remembered.run(aten._unsafe_view.default, (x, [6]), {})
+        view = meta_cache.run(aten._unsafe_view.default, (x, [6]), {})
         assert storages(view) == storages(x)
         one = torch.ones((), dtype=torch.float64)
-        assert remembered.run(aten.mul.Tensor, (x, one), {}).dtype is torch.float32
+        assert meta_cache.run(aten.mul.Tensor, (x, one), {}).dtype is torch.float32
 
 
 @torch.library.custom_op("lowtide_tests::as_many_as", mutates_args=())
@@ -152,9 +152,9 @@ SIZE = [3]
 
 def test_operators_of_others_are_asked_each_time() -> None:
     op = torch.ops.lowtide_tests.as_many_as.default
-    assert remembered.run(op, (meta(2),), {}).shape == (3,)
+    assert meta_cache.run(op, (meta(2),), {}).shape == (3,)
     SIZE[0] = 5
-    assert remembered.run(op, (meta(2),), {}).shape == (5,)
+    assert meta_cache.run(op, (meta(2),), {}).shape == (5,)
 
 
 def test_results_that_are_not_dense_are_pytorchs() -> None:
@@ -163,21 +163,21 @@ def test_results_that_are_not_dense_are_pytorchs() -> None:
     args = (2, 0, [4, 4], places, meta(3))
     named = {"dtype": torch.float32, "layout": torch.sparse_coo, "device": torch.device("meta")}
     for _ in range(2):
-        assert remembered.run(op, args, named).layout is torch.sparse_coo
+        assert meta_cache.run(op, args, named).layout is torch.sparse_coo
     zeros = torch._efficientzerotensor((3,), device="meta")
     for _ in range(2):
-        assert remembered.run(aten.mul.Tensor, (zeros, meta(3)), {})._is_zerotensor()
+        assert meta_cache.run(aten.mul.Tensor, (zeros, meta(3)), {})._is_zerotensor()
 
 
 def test_many_forms_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_MOST", 4)
-    monkeypatch.setattr(remembered, "_given", {})
+    monkeypatch.setattr(meta_cache, "_MOST", 4)
+    monkeypatch.setattr(meta_cache, "_given", {})
     for n in range(2, 20):
-        assert remembered.run(aten.exp.default, (meta(n),), {}).shape == (n,)
-        assert len(remembered._given) <= 4
+        assert meta_cache.run(aten.exp.default, (meta(n),), {}).shape == (n,)
+        assert len(meta_cache._given) <= 4
 
 
 def test_errors_are_pytorchs_each_time() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"broadcast|must match"):
-            remembered.run(aten.add.Tensor, (meta(2), meta(3)), {})
+            meta_cache.run(aten.add.Tensor, (meta(2), meta(3)), {})

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.cpython import free_after_fork
-from lowtide.memory.scopes.births import FIELDS, Birth, Births, each
+from lowtide.memory.scopes.allocation_sites import FIELDS, Birth, Births, each
 
 # Held while bags change hands. Never held while user code runs, except by finalizers, hence the R.
 LOCK = threading.RLock()

@@ -36,12 +36,12 @@ from torch.utils import dlpack
 
 from lowtide.cpython import frame_at
 from lowtide.memory.scopes import watch
-from lowtide.memory.scopes.bag import LOCK, Bag
-from lowtide.memory.scopes.births import unseen
+from lowtide.memory.scopes.allocation_sites import unseen
 from lowtide.memory.scopes.constructed import constructed, count_references
 from lowtide.memory.scopes.disposed import error_of, is_gone
 from lowtide.memory.scopes.hidden import hide
-from lowtide.memory.scopes.nests import tensors_in, with_parts
+from lowtide.memory.scopes.tensor_log import LOCK, Bag
+from lowtide.memory.scopes.tensor_trees import tensors_in, with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, owner_of, see, state
 from lowtide.torch_private.autograd import (
     RUN_BACKWARD,

@@ -1,6 +1,6 @@
-"""Where the steps of a loop take turns, several are one step of it.
+"""Unrolls a loop by the period of its branches: with `if t % 2 == 0`, two steps become one.
 
-In, out: a Function. Always holds: the same steps in the same order.
+In, out: a Function. Always holds: the same steps run in the same order.
 
     %h = loop(%n, %true, %h0):              %h1 = loop(%n // 2, %true, %h0):
       block(%t, %h1):                         block(%u, %h2):
@@ -10,9 +10,8 @@ In, out: a Function. Always holds: the same steps in the same order.
                                             %h = if(%n % 2 > 0):         if %n > 0 at all
                                               block(): …   %t = %n // 2 * 2, %even is true
 
-What tells the turn: the number of the step, with something added, modulo a small constant, compared
-with a constant or asked whether it is 0. Turns of different lengths come round together after their
-least common multiple.
+The conditions that are decided are `(step + constant) % period`, compared with a constant or
+converted to bool. Conditions with different periods are unrolled by the least common multiple.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
-from lowtide.passes.making import Makers, constant, makers_of
+from lowtide.passes.ir_queries import Makers, constant, makers_of
 from lowtide.passes.split_iterations import split_iterations
 
 MOST_TURNS: Final = 8
@@ -43,11 +42,11 @@ class _Turn:
     limit: int
 
     def holds(self, step: int) -> bool:
-        """In a step of this number, and in all that are a multiple of `length` away from it."""
+        """Its value in this step, and in all steps that are a multiple of `length` away."""
         return COMPARED[self.test]((step + self.offset) % self.length, self.limit)
 
 
-def take_turns_together(fn: Function) -> Function:
+def unroll_by_period(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     makers = makers_of(result)
@@ -57,7 +56,7 @@ def take_turns_together(fn: Function) -> Function:
 
 
 def _rewrite(block: Block, makers: Makers) -> bool:
-    """Rewrites the loops of a block, inner ones first; was there one?"""
+    """Rewrites the loops of a block, inner ones first; True if one was rewritten."""
     kept: list[Op] = []
     found = False
     for op in block.ops:
@@ -77,7 +76,7 @@ def _rewrite(block: Block, makers: Makers) -> bool:
 
 
 def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:
-    """The conditions of branches that only the turn decides."""
+    """The conditions of branches that depend only on the step modulo a period."""
     (body,) = loop.blocks
     goes_on = (loop.operands[1], body.terminator.operands[0])
     if any(constant(v, makers) is not True for v in goes_on):

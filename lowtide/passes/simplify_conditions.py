@@ -1,8 +1,8 @@
-"""An `if` that only chooses between True and False is its condition; `not (a >= b)` is `a < b`; a
-flag that ends a loop once it is set is not set in any step.
+"""Simplifies bools: `if c: True else: False` is c, `not (a >= b)` is `a < b`, and a flag that ends
+a loop once it is set is False in every step.
 
-In, out: a Function. Always holds: the same truths. So a loop that is left by `break`, or runs until
-`done`, asks what a `while` asks.
+In, out: a Function. Always holds: each bool has the same value. A loop that is left by `break`, or
+that runs until `done`, then has the condition of a `while`.
 
     %done.1 = loop(%endless, %true, %false):          loop(%endless, %true):
       block(%i, %done):                                 block(%i):
@@ -19,8 +19,8 @@ from typing import Final
 
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
-from lowtide.passes.making import Makers, constant, final, make_constant, makers_of
-from lowtide.passes.run import about
+from lowtide.passes.ir_queries import Makers, constant, final, make_constant, makers_of
+from lowtide.passes.run import only_with
 
 _OPPOSITE: Final = {
     "py.lt": "py.ge", "py.ge": "py.lt", "py.gt": "py.le", "py.le": "py.gt",
@@ -28,18 +28,18 @@ _OPPOSITE: Final = {
 }  # fmt: skip
 
 
-@about("loop")
-def simplify_truths(fn: Function) -> Function:
+@only_with("loop")
+def simplify_conditions(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    truths = _Truths(makers_of(result))
+    truths = _Conditions(makers_of(result))
     truths.block(result.block)
     for op in result.walk():
         op.operands = [final(v, truths.same) for v in op.operands]
     return result
 
 
-class _Truths:
+class _Conditions:
     def __init__(self, makers: Makers) -> None:
         self.makers = makers
         self.same: dict[Value, Value] = {}
@@ -55,7 +55,7 @@ class _Truths:
         block.ops = kept
 
     def loop(self, op: Op) -> None:
-        """What its condition says of the flags that it carries holds in each step."""
+        """In each step, a carried flag has the value that the loop's condition requires."""
         (body,) = op.blocks
         going, *yielded = body.terminator.operands
         maker = self.makers.get(going)
@@ -70,7 +70,7 @@ class _Truths:
                 self.same[arg] = known
 
     def choice(self, op: Op) -> list[Op]:
-        """Negations of an `if`'s condition, for results that are this."""
+        """New negations of an `if`'s condition, for results that are its negation."""
         condition = final(op.operands[0], self.same)
         if condition.type != t.BOOL:
             return []
