@@ -203,6 +203,7 @@ def without_text() -> list[str]:
     tests = ROOT / "tests"
     every = [tests / "passes" / "text" / f"{n}.txt" for n in PASSES]
     every += [tests / "texpr" / "text" / f"{n}.txt" for n in REWRITES]
+    every += [tests / "texpr" / "parts" / f"{n}.txt" for n in ("partition", "nested_recurrences")]
     return [path.stem for path in every if not path.exists()]
 
 
