@@ -14,10 +14,10 @@ from lowtide.budget.find import candidates
 from lowtide.budget.outer import Outer
 from lowtide.budget.rewrite import with_sections
 from lowtide.execute import chunks
-from lowtide.execute.candidate import storage_of
 from lowtide.execute.cut import Cut, Span
 from lowtide.execute.driver import Driver
 from lowtide.execute.operand_gradients import Gradients
+from lowtide.torch_private.tensors import storage_of
 
 f64 = torch.float64
 CHUNKS = 5
