@@ -270,7 +270,7 @@ class _Partition:
                 continue
             new = self._with_ends(self._after_loop(d) if name in self.after else d)
             defs[name] = new
-            todo += {load.source for load in ex.loads(new.expr)}
+            todo += dict.fromkeys(load.source for load in ex.loads(new.expr))
         ordered = {n: defs[n] for n in self.defs if n in defs}
         checks = [n for n in self.program.checks if n in roots]
         outputs = [n for n in roots if n not in checks or n in self.program.outputs]

@@ -1,7 +1,8 @@
 """How Programs with delays are cut, by texts: before, the parts, and both evaluated.
 
-`parts/partition.txt`: loops and what lies around them; `parts/nested_recurrences.txt`: loops within loops. A
-part is its Program, a loop the Program of one step under a line that says what moves between steps.
+`parts/partition.txt`: loops and what lies around them; `parts/nested_recurrences.txt`: loops within
+loops. A part is its Program, a loop the Program of one step under a line that says what moves
+between steps.
 """
 
 from __future__ import annotations
