@@ -1,12 +1,12 @@
-"""What `lt.compile` gives can be asked, graph by graph: `c.memory(…)`, `c.explain(…)`, …
+"""`memory`, `explain` and `stages` of what `lt.compile` gives, for each captured graph.
 
-In: the compiled object, and arguments, meta tensors too. Out: the answers for the first graph of
-such a call, and for each later graph that a call has run.
+In: the compiled object, and arguments, which may be meta tensors. Out: the answers for the first
+graph of such a call, and for each later graph that a call has run.
 
     PyTorch's capture, which stops before anything runs ──► the first graph ──┐
     calls so far ──► later graphs, with the forms of their latest inputs ─────┴─► the largest
 
-Each graph keeps to the budget by itself. Asking runs nothing of the user's, and writes nothing.
+The budget holds for each graph. These methods run none of the user's code, and write nothing.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ In: a function or an nn.Module. Out: what `torch.compile` returns for it.
     def step(x, y): ...                           torch.compile(step, backend="lowtide")
     torch.compile(model, backend="lowtide")       the same, by name, once the package is installed
 
-Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: where the driver
-cannot run it (modes, another device) PyTorch runs the captured graph as it is, and a
-graph that does not become a Function is never anything else, which is said once.
+Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: PyTorch runs the
+captured graph as it is if the driver cannot (modes, another device), or if the graph does not
+become a Function; one warning says so.
 """
 
 from __future__ import annotations

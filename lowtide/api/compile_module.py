@@ -1,8 +1,11 @@
-"""`lt.script(module)` and `lt.freeze`: compiled at once, by the annotations.
+"""`lt.script(module)` and `lt.freeze`: compile a module at once, by its annotations.
 
-In: an nn.Module. Out: a `ScriptModule`. A frozen one has a private copy of all it reads: numbers,
-bools and strings are constants of its programs, its tensors are copies that no optimizer sees; the
-original may change as it likes.
+In: an nn.Module. Out: a `ScriptModule`. A frozen module has a private copy of all that it reads:
+numbers, bools and strings are constants of its programs, and its tensors are copies. Later changes
+of the original have no effect on it.
+
+    lt.script(nn.Linear(3, 4)).weight       the module's own parameter
+    lt.freeze(nn.Linear(3, 4).eval())       copies
 """
 
 from __future__ import annotations

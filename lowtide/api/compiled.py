@@ -1,4 +1,4 @@
-"""What every compiled function can be asked, and how one becomes a part of a traced program.
+"""The methods that every compiled function has: `explain`, `memory`, `stages`, `graph`, `code`.
 
 In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
 kernels, its peak, its stages.

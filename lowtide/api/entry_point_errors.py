@@ -1,6 +1,6 @@
-"""What can be called of a module that was traced or loaded: the methods that have programs.
+"""Error text for a method that a traced or loaded module has no program for.
 
-In: a compiled module, of which something was asked that has none. Out: the end of a message.
+In: a compiled module. Out: the end of a message, which lists the methods that can be called.
 
     Linear has no forward(): what can be called of Net, which was traced or loaded, is `forward`, …
 """

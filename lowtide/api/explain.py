@@ -1,4 +1,4 @@
-"""`explain()`: what a call does, in the order in which it happens.
+"""`explain()`: the kernels and PyTorch's ops of a call, in the order in which they run.
 
 boxes: 1 kernel, 0 ops left to PyTorch, peak 4,000 bytes
 kernel boxes.py:12

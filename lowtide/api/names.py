@@ -1,6 +1,8 @@
-"""The public names and where they live; each is imported when it is first asked for.
+"""The public names and their modules; each is imported at its first use.
 
-In: a name. Out: the object. `import lowtide` therefore costs next to nothing beside `import torch`.
+In: a name. Out: the object. `import lowtide` therefore takes little time after `import torch`.
+
+    lt.script          imports lowtide.api.script
 """
 
 from __future__ import annotations

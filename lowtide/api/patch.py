@@ -1,14 +1,14 @@
-"""`lt.patch_torch_jit()`: Lowtide's names in torch.jit, for packages that one cannot edit.
+"""`lt.patch_torch_jit()`: puts Lowtide's names into torch.jit, for packages that one cannot edit.
 
-In: nothing. Out: a `Patch`, which `undo()` or the end of a `with` block takes back.
+In: nothing. Out: a `Patch`; `undo()` or the end of a `with` block restores torch.jit.
 
     with lt.patch_torch_jit():
         import package              # its @torch.jit.script is lt.script
     LOWTIDE_PATCH_TORCH_JIT=1       the same for a whole process, at `import lowtide`
 
-Always holds: PyTorch's own modules, and Lowtide's, go on seeing PyTorch's own torch.jit, so that
-what they decorate at import, and their isinstance tests, keep working. What torch.jit has and
-Lowtide has not (yet), such as `_overload`, stays PyTorch's.
+Always holds: PyTorch's own modules, and Lowtide's, still see PyTorch's torch.jit, so that their
+decorators and isinstance tests work. Names that Lowtide does not have, such as `_overload`, stay
+PyTorch's.
 """
 
 from __future__ import annotations

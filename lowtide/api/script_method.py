@@ -1,7 +1,7 @@
 """A module's compiled method: a ScriptFunction whose program also reads the module's own state.
 
-In: the module that owns the state, a method's name, its Python function or a finished Function.
-Out: a `ScriptMethod`, called as the method would be.
+In: the module that owns the state, a method's name, its Python function or a compiled Function.
+Out: a `ScriptMethod`, called like the method.
 
     c.forward(x)      reads x's type, then the captured values and guards, then runs the driver
     c.fc.bias = None  the next call compiles a second variant, since a guard differs

@@ -1,14 +1,14 @@
 """`lt.ScriptModule`: an nn.Module whose methods are compiled.
 
 In: an nn.Module, the *root*, which owns the state. Out: a module that is called, trained, moved and
-saved as the root would be; both share parameters, buffers, hooks and every attribute.
+saved like the root; both share parameters, buffers, hooks and every attribute.
 
     c = lt.script(Net())                     class Net(lt.ScriptModule):
     c(x); c.encode(x); c.layer1(x)               @lt.script_method
     c.load_state_dict(state); c.eval()           def forward(self, x): ...
 
-Always holds: a compiled module's submodules are compiled modules around the root's own, one for
-each, however often it is shared. In the class style the module is its own root.
+Always holds: a compiled module's submodules are compiled modules around the root's submodules, one
+for each, however often it is shared. In the class style the module is its own root.
 """
 
 from __future__ import annotations

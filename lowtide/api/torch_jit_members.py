@@ -1,7 +1,7 @@
-"""What torch.jit's users ask of a compiled function or module beside its own members.
+"""Members that torch.jit's functions and modules have: names, schema, text, saving.
 
-In: a compiled object. Out: its names, its schema, its text, its file; for what has no meaning here,
-an AttributeError that names what stands in its place.
+In: a compiled object. Out: the member; one without a meaning here raises an AttributeError that
+names what to use instead.
 
     f.name, f.qualified_name, f.schema, f.inlined_graph, f.graph_for(*args), f.code_with_constants
     f.save_to_buffer()                 the bytes of lt.save(f, file)

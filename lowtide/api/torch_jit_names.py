@@ -1,4 +1,4 @@
-"""Names of torch.jit that stand for something simple here, so that `import lowtide as jit` is all.
+"""Small functions under torch.jit's names, so that `import lowtide as jit` works.
 
 jit.script_if_tracing     compiled inside a trace, plain Python elsewhere
 jit.optimize_for_inference(mod)           jit.freeze(mod)

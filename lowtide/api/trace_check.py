@@ -1,4 +1,4 @@
-"""`check_trace`: whether the recorded program does what the Python function does.
+"""`check_trace`: checks that the recorded program does what the Python function does.
 
 In: the function, its recording, and the inputs to check with. Out: nothing, or a `TracerWarning`.
 

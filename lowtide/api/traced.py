@@ -1,13 +1,13 @@
-"""Traced functions and modules: a recorded program, ready to be called.
+"""Traced functions and modules: callables around a recorded program.
 
-In: a Function, how its arguments and results are nested, and the module that its captured
-parameters are read from at each call. Out: the callable.
+In: a Function, the nesting of its arguments and results, and the module whose parameters it reads
+at each call. Out: the callable.
 
     TracedFunction(function, form, root)(x, y)
     TracedModule(root, {"forward": function})(x)        a ScriptModule around the root
 
-Always holds: there is no Python function to fall back to, so where the driver cannot run the
-program (a mode of PyTorch's, another device) PyTorch runs the recorded ops, one by one.
+Always holds: if the driver cannot run the program (a mode of PyTorch's, another device), PyTorch
+runs the recorded ops one by one, since there is no Python function to call.
 """
 
 from __future__ import annotations

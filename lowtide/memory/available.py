@@ -1,8 +1,8 @@
-"""How much memory this process could still take before the system kills something.
+"""The memory that this process can still take before the system kills something.
 
-In: /proc/meminfo and, in a container, the limits of the control group. Out: bytes, or None where
-the system does not say. Read before a run that is known to need much, since Linux grants any
-allocation and kills later.
+In: /proc/meminfo and, in a container, the limits of the control group. Out: bytes, or None if the
+system does not tell. Tools read it before a large run, since Linux grants any allocation and kills
+later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What PyTorch's ops allocate inside themselves, beside their results: one table of upper bounds.
+"""One table of upper bounds of what PyTorch's ops allocate inside, besides their results.
 
-In: an ATen op, its arguments and its result. Out: bytes, or None for an op that the table does not
-have: the ledger then counts its largest operand once more, and names the op in a note.
+In: an ATen op, its arguments and its result. Out: bytes, or None for an op that is not in the
+table: the ledger then counts its largest operand once more, and names the op in a note.
 
     sort(x, dim)       0: PyTorch sorts in the results
     kthvalue(x, k)     a copy of x, and a place of 8 bytes for each element

@@ -1,21 +1,19 @@
-"""Autocast in rehearsals: PyTorch casts what lies on a device, and meta tensors lie on none.
+"""Autocast in dry runs: makes PyTorch cast meta tensors as it casts tensors of a device.
 
-In: which device the meta tensors stand for. Out: a context in which ops take them as PyTorch's
-kernels for autocast would give them on, for as long as autocast is on for that device.
+In: the device that the meta tensors stand for. Out: a context in which ops receive their operands
+cast as by PyTorch's autocast kernels, while autocast is on for that device.
 
     casts = Casts("cpu")
     with casts.on(), torch.autocast("cpu"):
         F.linear(x, w)             # x, w: float32, on meta   ──►  linear(x as bf16, w as bf16)
 
-Always holds: as in PyTorch, the cast of a leaf that requires grad is kept until autocast ends,
-unless the block was told to keep none.
+Always holds: as in PyTorch, the cast of a leaf that requires grad is cached until autocast ends,
+unless `cache_enabled=False`. The context is off in functions that Dynamo compiles, since its guards
+see such keys and it would recompile.
 
-Not where functions are called that Dynamo compiles: its guards look at such keys, and it would
-compile them anew.
-
-How: see `memory/spare_key`; the key comes before the device's own, which then finds nothing to
-cast. Which ops autocast has kernels for is asked of PyTorch; what each does with its operands is
-ATen's `autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
+It uses a dispatch key (`memory/spare_key`) that comes before the device's own, which then finds
+nothing to cast. PyTorch tells which ops have autocast kernels; what each casts follows ATen's
+`autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a program on the GPU has on the CPU: it is in no account of the GPU's memory.
+"""Finds the CPU tensors of a GPU program, which do not count as the GPU's memory.
 
-y = x.cpu()        told by its argument
-y.sort()           by its operand
-y.cuda()           counts again
+y = x.cpu()        on the CPU, by its argument
+y.sort()           on the CPU, by its operand
+y.cuda()           counts
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Autograd's graph behind some tensors.
 
-nodes_of([y])      those whose backward pass leads on from y
+nodes_of([y])      the nodes that a backward pass from y reaches
 """
 
 from __future__ import annotations

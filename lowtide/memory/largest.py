@@ -1,4 +1,4 @@
-"""Ops of which only the data know how large the result is: the largest that it can be.
+"""The largest possible results of ops whose result sizes depend on data.
 
 In: an ATen op and its arguments, on the meta device. Out: a result of the largest size and a note,
 or (None, "") for any other op.

@@ -1,6 +1,6 @@
-"""How results of PyTorch's ops lie on the CPU, where they lie otherwise on the meta device.
+"""Memory orders of PyTorch's results that differ between the CPU and the meta device.
 
-In: an op, its arguments, and its results on the meta device. Out: the same in the CPU's order of
+In: an op, its arguments, and its results on the meta device. Out: the results in the CPU's order of
 dims, which decides what the next op copies.
 
     x channels_last, pixel_shuffle(x, 2)     the CPU: channels_last, meta: contiguous

@@ -1,4 +1,4 @@
-"""The tensors in a value of the user's, whatever it is made of.
+"""The tensors inside any value of a user.
 
     tensors_in((x, {"a": y}, Result(loss=z)))       [x, y, z]
 

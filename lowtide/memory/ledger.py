@@ -1,6 +1,6 @@
-"""The account of a rehearsed run: what is allocated, when, by which line, how much at most.
+"""The account of a dry run: what is allocated, when, by which line, and the peak.
 
-In: everything that PyTorch does while the ledger is entered, on meta tensors, in autograd too. Out:
+In: all that PyTorch does on meta tensors while the ledger is entered, also in autograd. Out:
 `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
 
     ledger = Ledger()
@@ -9,10 +9,10 @@ In: everything that PyTorch does while the ledger is entered, on meta tensors, i
         ledger.play(events)            # kernels: what they take and give back
     ledger.peak_bytes
 
-Always holds: an entry is a storage that an op made, counted once however many views it has, and
-lives as long as anything refers to it: a value of the program, a saved tensor, a gradient. What was
-there before, and what is made while `paused`, is not counted. Real tensors that an op is given are
-replaced by meta ones, so that nothing is written.
+Always holds: an entry is a storage that an op made. It counts once, however many views it has, and
+lives as long as anything refers to it: a value of the program, a saved tensor, a gradient. Storages
+from before, and those made while `paused`, do not count. Real tensors among an op's operands are
+replaced by meta tensors, so that nothing is written.
 """
 
 from __future__ import annotations

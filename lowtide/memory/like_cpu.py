@@ -1,6 +1,6 @@
-"""PyTorch's road on the CPU, where it takes another one on meta tensors.
+"""Makes PyTorch decompose ops on meta tensors as on the CPU, where it would do otherwise.
 
-Entered while a call is rehearsed, so that what is kept for gradients is seen.
+Entered during a dry run, so that saved tensors are those of the CPU.
 
     nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent`
     attention                  one op, which makes no matrix of all weights

@@ -1,11 +1,11 @@
-"""PyTorch's road on GPUs, where it takes another one on meta tensors.
+"""Makes PyTorch decompose ops on meta tensors as on a GPU, where it would do otherwise.
 
-Entered while a call is rehearsed.
+Entered during a dry run.
 
     nn.LSTM, nn.GRU, nn.RNN    see `memory/recurrent`
     dropout                    one kernel, which keeps a mask of bools
-    attention                  the kernel that PyTorch chooses, where there is a GPU to ask about;
-                               else in parts, which makes the matrix of all weights
+    attention                  the kernel that PyTorch chooses, if the machine has a GPU;
+                               else in parts, with the matrix of all weights
 """
 
 from __future__ import annotations

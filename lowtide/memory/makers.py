@@ -1,7 +1,7 @@
-"""Results, on the meta device, of ops that PyTorch has there otherwise, or not at all.
+"""Results of ops that PyTorch's meta device lacks, or gives another form.
 
 In: an ATen op and its arguments, on the meta device. Out: empty results as the op's own device
-makes them; None for ops that PyTorch is right about.
+makes them; None for ops whose meta results are right.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How much memory a call really takes at its peak, and how long it takes.
+"""Measures the peak memory and the time of a call.
 
 In: a callable without arguments. Out: `Peak` (bytes asked for from the allocators beyond what was
 held before the call) and `Timing` (nanoseconds of each call). Nothing here knows the compiler.
 
-Counted is what is asked of PyTorch's allocator, on any thread, and of Lowtide's arena: the same in
-every run. What libraries take from malloc is not seen, nor what malloc keeps of freed pages.
+It counts what is requested from PyTorch's allocator, on any thread, and from Lowtide's arena, which
+is the same in every run. Memory that libraries take from malloc, and pages that malloc retains, do
+not count.
 
     peak, result = measure_peak(lambda: torch.rand(1000, 1000) + 1)
     peak.peak_bytes                                     # 8_000_000

@@ -1,16 +1,16 @@
-"""What PyTorch's ops give on the meta device, remembered.
+"""A cache of the results of PyTorch's ops on the meta device, by the forms of their operands.
 
-In: an op and its arguments, on the meta device. Out: what PyTorch gives, without asking it again
-where it was asked for operands of these forms before. It takes up to a millisecond to say what form
-a sum has, in Python, and a rehearsal asks for thousands. There is no data that it could hang on.
+In: an op and its arguments, on the meta device. Out: PyTorch's result. PyTorch's meta functions are
+Python, and take up to a millisecond; a dry run calls thousands. Without data, the form of a result
+depends on the forms of the operands only.
 
-    addmm(b, x, y)     asked once for these shapes, strides and dtypes; then `torch.empty_strided`
-    x.sigmoid_()       asked once; then `x`
+    addmm(b, x, y)     one call for these shapes, strides and dtypes; then `torch.empty_strided`
+    x.sigmoid_()       one call; then `x`
 
-Always: only of PyTorch's own ops, as others may look at what their owner has set. They change
-nothing, and give tensors of their own or their first argument; or they change that one element by
-element, so that it keeps its form. Not where a tensor is no plain strided one, or without dims: it
-may be a number of Python's, beside which others keep their dtype.
+Always holds: only PyTorch's own ops are cached, since others may read state of their owner. They
+write nothing and return new tensors or their first argument, or write that element by element,
+which preserves its form. Tensors that are not plain strided ones are not cached, nor 0-dim tensors:
+one may be a wrapped Python number, which does not promote the dtype of others.
 """
 
 from __future__ import annotations

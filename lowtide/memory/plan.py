@@ -1,6 +1,6 @@
-"""A memory plan: how many bytes a program holds at its peak, known before it runs.
+"""A memory plan: the bytes that a program holds at its peak, known before it runs.
 
-In: `Event`s, the requests of a run in order. Out: `peak_of(events)`, a MemoryPlan.
+In: `Event`s, which are the requests of a run in order. Out: `peak_of(events)`, a MemoryPlan.
 """
 
 from __future__ import annotations

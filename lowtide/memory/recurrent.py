@@ -1,8 +1,8 @@
-"""nn.RNN, nn.GRU and nn.LSTM in rehearsals: all layers as one op, and an upper bound of its memory.
+"""nn.RNN, nn.GRU and nn.LSTM in dry runs: all layers as one op, and an upper bound of its memory.
 
 On meta tensors PyTorch runs them step by step, which no device does. In: a call of `torch.lstm`,
-`torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`, on meta tensors. Out: its results. What is held
-inside is made beside them: for each place of the sequences, in numbers of the state,
+`torch.gru`, `torch.rnn_tanh` or `torch.rnn_relu`, on meta tensors. Out: its results. It also
+allocates the inner memory: for each place of the sequences, in multiples of the state,
 
     for a moment     the gates, the input and a result of one layer
     for gradients    of each layer and direction, `_KEPT` times the state and the input

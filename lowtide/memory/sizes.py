@@ -1,7 +1,7 @@
-"""A number of bytes, as users write it.
+"""Parses a number of bytes as users write it.
 
-In: a whole number, of NumPy's too, or a string such as "512MB" (10**6) or "2GiB" (2**30). Out: an
-int above zero. Everything else is an error that says what to write.
+In: a whole number, also NumPy's, or a string such as "512MB" (10**6) or "2GiB" (2**30). Out: an int
+above zero. Everything else is an error that says what to write.
 
     budget_bytes("1.5 GB") == budget_bytes(1.5e9) == 1_500_000_000
 """

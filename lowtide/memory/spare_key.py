@@ -1,17 +1,17 @@
-"""Kernels in Python that stand before PyTorch's own, for one thread and while it says so.
+"""Python kernels that run before PyTorch's own, on one thread, within a context.
 
-In: names of ops of ATen, and what is called for each. Out: a context in which that is called, be
-the caller Python or PyTorch itself, and whatever the tensors are.
+In: ATen ops, and a function for each. Out: a context in which the function is called instead of the
+op, whether Python or PyTorch itself calls it, and for any tensors.
 
     key = SpareKey("AutocastIPU")
     key.add(aten.mm.default, lambda op, *args: op(*(x.half() for x in args)))
     with key.on():
         x @ y                       ──►  mm(x as f16, y as f16)
 
-Always holds: within such a kernel the key is off, so that what it calls is PyTorch's.
+Always holds: within such a function the key is off, so that it calls PyTorch's kernels.
 
-How: dispatch keys of autocast, for devices that PyTorch has a key for and nothing else. They come
-before autograd's; among them the first one named here that nobody has is taken.
+It uses an autocast dispatch key of a device for which PyTorch has nothing else. These keys come
+before autograd's; the first unused one of those named here is taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Meta tensors that stand for tensors: of the same form, without memory.
 
-like(x)         a leaf, or, if `x` is none and its gradient is asked for, what an op has made
-from_leaf(x)    what an op has made of `x`, whose gradient is the leaf's
+like(x)         a leaf if `x` is a leaf or needs no gradient, else the result of an op
+from_leaf(x)    the result of an op on `x`, whose gradient is the leaf's
 """
 
 from __future__ import annotations

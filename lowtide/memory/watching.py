@@ -1,9 +1,9 @@
-"""Compiled code while a profile runs or a dispose scope is open.
+"""Runs compiled code while a profile runs or a dispose scope is open.
 
 In: a compiled function, or a part of one. Out: what it returns. Both watchers are modes of PyTorch,
-which see each of its functions that Python calls; what Lowtide does inside is not the user's.
+which see each PyTorch function that Python calls. They must not count Lowtide's own calls.
 
-| watcher | is told |
+| watcher | sees |
 | --- | --- |
 | a profile | that the whole call is one operator, named after the function (`call`) |
 | a dispose scope | what a compiled part gave, as if the user's line had made it (`told`); not what it took on the way (`aside`) |

@@ -1,6 +1,6 @@
-"""Which definitions may share a kernel of blocks, whose programs run in any order.
+"""Decides whether definitions may share a kernel of blocks, whose programs run in any order.
 
-In:  definitions over unified axes, which of these are common, likely sizes. Out: yes or no.
+In:  definitions over unified axes, their common axes, likely sizes. Out: a bool.
 
     dw[i, j] = sum[n](g[n, i] * x[n, j])    db[i] = sum[n](g[n, i])      no: for db, a program would
                                                                          have to hold all j of dw

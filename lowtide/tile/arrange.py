@@ -1,6 +1,6 @@
-"""What a kernel will look like: its grid, its items, which axes are swept, in which order.
+"""Arranges a kernel: its grid, its items, the axes that it sweeps, in order.
 
-In:  a `Group`, what of it must be stored, likely sizes, the machine.
+In:  a `Group`, the names that must be stored, likely sizes, the machine.
 Out: an `Arrangement`, which `plan` turns into nests.
 
     chamfer: i and j are common, both are reduced by one member: i becomes the grid, 256 rows a

@@ -1,7 +1,7 @@
-"""The axes of definitions that may share a kernel: own, reduced, common, apart; long products.
+"""Classifies the axes of definitions that may share a kernel: own, reduced, common, apart.
 
-In:  definitions over unified axes. Out: which of these all have, and along which they are
-     independent of each other.
+In:  definitions over unified axes. Out: the axes that all of them have, and those along which they
+     are independent of each other.
 
     r[i] = sum[j](t[i, j])                    common {i, j}: all have them, nothing used inside is
     c[j] = sum[i](t[i, j])                    reduced over them; apart {}: each is reduced by one

@@ -1,15 +1,15 @@
-"""Reductions that begin with what the registers hold, instead of a filled buffer.
+"""Starts a reduction with its first part instead of a filled buffer.
 
-In:  a scheduled kernel. Out: the same kernel; where one nest alone writes an accumulator, its first
-     part is stored and only later ones are added to what lies there.
+In:  a scheduled kernel. Out: the same kernel; if only one nest writes an accumulator, its first
+     part is stored, and only later parts are added.
 
     fill t = 0                               fill t = 0 where k is empty
     for k by 144                       ->    for k by 144
       nest (j vector, i, k)                    nest (j vector, i, k)
         t = sum[k](a * b)                        t = sum[k](a * b) from its first k
 
-A short contraction (the 64 of an attention head) else spends as much on filling its tile, reading
-it back and adding as on a tenth of its products.
+Otherwise a short contraction (the 64 of an attention head) spends a tenth of its time on filling
+its tile, reading it back and adding.
 """
 
 from __future__ import annotations

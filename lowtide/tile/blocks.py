@@ -1,6 +1,6 @@
-"""Kernels of blocks: what a GPU runs. A value is a block of a few axes, held by one program.
+"""Arranges kernels of blocks, for GPUs: a value is a block of a few axes in one program.
 
-In:  a `Group`, what of it must be stored, likely sizes.
+In:  a `Group`, the names that must be stored, likely sizes.
 Out: a `BlockArrangement`, which `plan` turns into nests as it does for the CPU.
 
     out[i, j] = sum[k](a[i, k] * b[k, j])   grid i by 64, j by 64; k swept by 32, a block product

@@ -1,13 +1,13 @@
-"""Values that several nests of a task read: computed once, and held for all points of its tile.
+"""Common subexpressions of a task's nests: computed once, in a buffer for all points of its tile.
 
 In:  what a kernel's nests compute, and how many points of a value lie in one row of the grid.
-Out: the expressions to be held. A nest finds them in a buffer of the tile.
+Out: the expressions to store in a buffer of the tile.
 
     s[i] = sum[j:64](exp(x[i, j]))            h[i, j] = exp(x[i, j])
     y[i, j] = exp(x[i, j]) / s[i]       ->    s[i]    = sum[j](h[i, j])
                                               y[i, j] = h[i, j] / s[i]
 
-Only where the tile has all of the value: its axes are rows of the grid, and short ones.
+Only values that the tile holds entirely: their axes are rows of the grid, and short axes.
 """
 
 from __future__ import annotations

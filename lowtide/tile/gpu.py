@@ -1,8 +1,8 @@
-"""What the planner knows of a GPU: plain numbers.
+"""The planner's model of a GPU, in plain numbers.
 
-In:  the compute capability, and what PyTorch tells of a device. Out: a `Gpu`.
+In:  the compute capability, and PyTorch's properties of a device. Out: a `Gpu`.
 
-What no property of a device tells is in a table by compute capability. Sources:
+Numbers that PyTorch does not tell are in a table by compute capability. Sources:
 
     shared memory, resident threads and      NVIDIA's CUDA C++ Programming Guide, "Technical
     programs, registers                      Specifications per Compute Capability"

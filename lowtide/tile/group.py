@@ -1,10 +1,10 @@
-"""Which definitions share a kernel.
+"""Fusion: groups definitions that share a kernel.
 
 In:  a normalised `Program`.
 Out: groups in an order in which they can run; each group becomes one kernel.
-Always: axes of a group's definitions are unified, so a value of the group is loaded exactly at its
-own axes; at one tile of the group's `common` axes each definition needs of the others only what
-lies in that tile.
+Always holds: the axes of a group's definitions are unified, so a value of the group is loaded at
+its own axes. In one tile of the group's `common` axes, each definition needs only those parts of
+the others that lie in the same tile.
 
     t[i, j] = (a[i] - b[j])**2           one group: both reductions load t at the same pair of
     r[i]    = min[j1](t[i, j1])     ->   axes, neither is used inside, common axes {i, j};

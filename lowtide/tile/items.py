@@ -1,8 +1,8 @@
-"""What a kernel has to compute, as the planner sees it.
+"""The work of a kernel, as items for the planner.
 
 In:  a group's definitions.
-Out: `Item`s: one loop nest's worth of work each, with the axis that goes along the vector lanes and
-     the subexpressions worth computing once per tile (`staged`).
+Out: `Item`s: each is the work of one loop nest, with the axis of the vector lanes and the
+     subexpressions to compute once per tile (`staged`).
 
     out[i, c] = sum[j](exp(-d[i, j]) * b[j, c])   ->   reduce item over {i, c, j}, exp(-d) staged
 """

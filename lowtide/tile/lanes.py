@@ -1,6 +1,6 @@
-"""How many lanes the vectors of a kernel have.
+"""Chooses the number of lanes of a kernel's vectors.
 
-In: its definitions, the machine. Out: a number of elements, of whatever type.
+In: the kernel's definitions, the machine. Out: a number of elements, the same for all dtypes.
 
     sum of f32            AVX2: 8 lanes, of 32 bytes
     sum of f64(f32)       4: 8 would be two registers for what is summed up

@@ -1,6 +1,6 @@
-"""Whether there are tasks enough, if they are not to share the lines of memory among them.
+"""Decides whether a grid has enough tasks that do not share cache lines.
 
-In:  definitions over unified axes, the strides of what they read, likely sizes. Out: yes, or no.
+In:  definitions over unified axes, the strides of what they read, likely sizes. Out: a bool.
 
     m[c] = sum[n](x[n, c])        x lies line by line, and c is short: cut along c, a task reads a
     y[n, c] = x[n, c] - m[c]      part of each line, and few could. Cut along n, each has sums of

@@ -1,11 +1,11 @@
-"""Is a group one plain matrix product? Then PyTorch's own product may run it, if that is faster.
+"""Recognises a group that is one plain matrix product, which PyTorch's own may run faster.
 
 In:  the definitions of a group and the strides of what it loads.
 Out: a `Matmul`: the two operands and the result as strided matrices, or None.
 
     t[b, i, j] = sum[k](mul(x[b, i, k], w[j, k]))  ->  x as (b*i, k) times w as (k, j)
 
-Of halves it is a sum of what is widened, and its rounding:
+In half precision, the operands are widened and the sum is rounded:
 
     r[i, j] = sum[k](mul(f32(x[i, k]), f32(w[k, j])))    t[i, j] = bf16(r[i, j])
 """

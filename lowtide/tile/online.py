@@ -1,15 +1,15 @@
-"""Online softmax: accumulators that follow a running maximum instead of waiting for the last one.
+"""Online softmax: sums that are rescaled as the running maximum grows.
 
 In:  the reductions of a group.
-Out: which sums may be kept at the scale of the running maximum `m`, and the factor that moves them
-     when it grows.
+Out: the sums that may be stored at the scale of the running maximum `m`, and the factor that
+     rescales them when it grows.
 
     m = max[j](s)                        for each tile of j:  old = m;  m = max(m, max of the tile)
     l = sum[j](exp(s - m) * g)    ->        l = l * exp(old - m) + sum of exp(s - m) * g
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. The maximum is
--inf while only -inf was seen; then nothing was added yet, and 0 is used in its place. Weights are
-at most 1 at any moment: sums overflow only where a |g| is above the largest float over n.
+-inf while all values were -inf; nothing was added yet, and 0 is used in its place. Weights are at
+most 1 at any moment, so sums overflow only if a |g| exceeds the largest float over n.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sums that are added up in memory take the part of each tile as a whole.
+"""Sums in memory: each tile is summed in a buffer of its own, then added as a whole.
 
-In:  a kernel whose nests have their loops. Out: the same kernel with a buffer per part, in place.
+In:  a kernel whose nests have their loops; it is changed. Out: the kernel with a buffer per part.
 
     for i by 2048                            for i by 2048
       nest (i, j vector)               ->      fill t_part = 0
@@ -9,9 +9,9 @@ In:  a kernel whose nests have their loops. Out: the same kernel with a buffer p
                                                nest (j vector)
                                                  t = t + t_part
 
-A float that a million numbers are added to one by one loses a percent of them. What a nest sums up
-in registers is such a part already; what a thread sums up over its share of the grid is one only if
-a tile of the grid has terms enough.
+A float to which a million numbers are added one by one loses a percent of them. A sum in a nest's
+registers is already a part. A thread's sum over its share of the grid is one only if a tile of the
+grid has enough terms.
 """
 
 from __future__ import annotations

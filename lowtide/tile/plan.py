@@ -1,8 +1,8 @@
-"""One group → one kernel: the grid, the sweeps, what is staged, and the order of the nests.
+"""One group → one kernel: the grid, the sweeps, the staged values, and the order of the nests.
 
-In:  a `Group`, what of it must be stored, likely sizes, the machine.
-Out: a `Kernel` whose nests have no schedule yet (`schedule` adds it).
-Always: a reduction is complete before it is read, unless the reader is rescaled online.
+In:  an `Arrangement` of a group. Out: a `Kernel` whose nests have no schedule yet (`schedule` adds
+     it).
+Always holds: a reduction is complete before it is read, unless the reader is rescaled online.
 
     m[i] = max[j](s[i,j])            grid i by 64
     l[i] = sum[j](exp(s - m))   ->     for j by 256:  s tile · m, rescale l and o · l · o += p v

@@ -1,15 +1,14 @@
-"""How long a kernel of blocks takes on a GPU, and what it needs there: a model in plain numbers.
+"""Predicts the time, registers and shared memory of a kernel of blocks on a GPU.
 
-In:  a `Shape`: what a program has to do; a `Gpu`; warps and stages. Out: a `Prediction`.
+In:  a `Shape`, which is the work of a program; a `Gpu`; warps and stages. Out: a `Prediction`.
 
     a product of 4096 x 2048 by 1024 in halves, H100    64 x 64: 2048 programs of 8 warps, 90 us
                                                         128 x 128: 512 programs of 8 warps, 60 us
 
-A multiprocessor does what is left of two: what its programs compute one after another, at its full
-rate; or as many rounds of resident programs as there are, each waiting for its own loads. Beside
-that stands the memory of the device. It is the "roofline" (Williams, Waterman, Patterson 2009) with
-the occupancy of NVIDIA's programming guide; that waves of programs are counted in whole numbers is
-what makes small tiles win for few points.
+The time is about the largest of three: the arithmetic of a multiprocessor's programs at its full rate;
+the rounds of resident programs, each waiting for its own loads; the traffic to the device's memory.
+This is the "roofline" (Williams, Waterman, Patterson 2009) with the occupancy of NVIDIA's
+programming guide. Waves of programs are whole numbers, so small tiles win for few points.
 """
 
 from __future__ import annotations

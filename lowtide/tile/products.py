@@ -1,4 +1,4 @@
-"""Products of blocks: sums that the units for products of a GPU take.
+"""Products of blocks: sums that a GPU's tensor cores compute.
 
 In:  a reduction's function, body and axes. Out: a `BlockProduct`: the factor of each side.
 

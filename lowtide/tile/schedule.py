@@ -1,4 +1,4 @@
-"""Schedules of nests: loop order, vectors per block, points held in registers.
+"""Schedules nests: loop order, vectors per block, points in registers.
 
 In:  a planned kernel. Out: the same kernel, every nest with `order`, `vectors`, `unroll`.
 

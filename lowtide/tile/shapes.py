@@ -1,6 +1,6 @@
-"""What a program of blocks has to do, in some tiles: the `Shape` that `predict` takes.
+"""The work of a program of blocks for given tiles: the `Shape` that `predict` takes.
 
-In:  the items of a kernel, how many points of each axis a program has, which axes it sweeps.
+In:  the items of a kernel, the points of each axis in a program, the axes that it sweeps.
 Out: plain numbers.
 
     s[i, j] = sum[c](q[i, c] * k[j, c])     i by 64 in the grid; j by 32, c by 32 swept, 1024 each

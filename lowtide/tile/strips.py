@@ -1,15 +1,15 @@
-"""A Program in which a product of pairs would be done more than once → strips of its rows.
+"""Cuts a Program that would compute a product of pairs more than once into strips of rows.
 
-In:  a normalised Program and its groups. Out: parts to run one after another, of which one is
-     `Strips`: a Program of a few rows, run for all rows in turn, in which the product is stored.
+In:  a normalised Program and its groups. Out: parts to run one after another. One is `Strips`: a
+     Program of a few rows, run for all rows in turn, which stores the product.
 
     k0  m[n], s[n]  of  t[n, v]                          rows n, some hundred at a time:
     k1  dx[n, c] = sum[v](g(t[n, v]) * w[v, c])     ->     t[n, v]; m[n], s[n]; dx[n, c];
     k2  dw[v, c] = sum[n](g(t[n, v]) * x[n, c])            dw[v, c] += sum[n](g * x[n, c])
 
-So each product is done once, and what is stored of t are a few rows. What sums up all rows is added
-to in memory. A value that depends on such a sum is computed after all strips; if the product is
-needed once more for it, there are no strips.
+Each product is computed once, and a few rows of t are stored. Sums over all rows are accumulated in
+memory. A value that depends on such a sum is computed after all strips; if it needs the product
+once more, there are no strips.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""In which order kernels add up a float sum: two kernels that do it alike get the same bits.
+"""The order in which a kernel adds up a float sum: equal orders give equal bits.
 
 In:  a scheduled kernel and a definition of its group.
-Out: an `Order`, which is equal where each result is the same terms, combined in the same order by
-     the same operations; whatever else the kernels do.
+Out: an `Order`. Two are equal if each result combines the same terms, in the same order, by the
+     same operations, whatever else the kernels do.
 
     for k by 144                                   (k by 144), k, fma
       nest (j vector x3, i unroll 8, k)       ->   whichever of i and j lies along the lanes: a lane

@@ -1,8 +1,7 @@
-"""What the planner knows of a machine: register width, registers, threads; and the sizes of tiles
-that it takes. Plain numbers.
+"""The planner's model of a CPU: register width, registers, threads, and sizes of tiles.
 
-In: the name of a row of `TILINGS`; "" is what the cost model takes, the others are measured beside
-it where the user asks for that (`codegen/tuned`).
+In: the name of a row of `TILINGS`. "" is the cost model's choice; the others are measured against
+it with `tune=True` (`codegen/tuned`).
 """
 
 from __future__ import annotations

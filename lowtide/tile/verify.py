@@ -1,6 +1,6 @@
-"""The rules of a planned kernel: every value is there, and whole, where it is read.
+"""Verifies a planned kernel: every value is complete where it is read.
 
-In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an internal fault of ours.
+In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an internal fault.
 
     for i: t = sum[i](x)                  rule broken: t is read while its sum over i goes on
            y = t * x
