@@ -1,6 +1,6 @@
-"""What a call takes, known before it runs, and plans that take less.
+"""Predicts the memory of a call, and finds plans that need less.
 
-dry_run       the driver's road on meta tensors
-independence  along which axes results are independent
+dry_run       runs the driver on meta tensors
+independence  the axes along which results are independent
 search        the cheapest plan within a budget
 """

@@ -1,9 +1,9 @@
 """A Driver that keeps to a budget.
 
-In: a Function, a number of bytes. Out: something called as a Driver is. At the first call with
-sizes, dtypes and wanted gradients the plan is searched for; later ones look it up.
+In: a Function, a number of bytes. Out: a callable like a Driver. The first call with some sizes,
+dtypes and wanted gradients searches for a plan; later calls look it up.
 
-Always holds: where no plan fits, BudgetError is raised before anything is run or allocated.
+Always holds: if no plan fits, BudgetError is raised before anything is run or allocated.
 """
 
 from __future__ import annotations

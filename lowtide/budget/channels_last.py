@@ -1,7 +1,7 @@
-"""The same program with its images turned to channels last.
+"""Rewrites a program so that its convolutions run on channels-last images.
 
-In: an `Outer`. Out: a Function in which convolutions are given images with channels last, None
-where that is not worth it, or not the same.
+In: an `Outer`. Out: a Function whose convolutions receive channels-last images; None if that does
+not pay, or would change results.
 
     y = conv2d(x, w)          x1 = clone(x, channels_last)
     z = relu(y)               y = conv2d(x1, w)                   and so is what PyTorch makes of it
@@ -9,13 +9,13 @@ where that is not worth it, or not the same.
                               z1 = clone(z, contiguous_format)    what the caller gets lies as ever
                               return z1
 
-oneDNN copies images that lie channel by channel into blocks and back, which takes 1.2 to 1.6 times
-as long, an image alone longest, and as many bytes again. What is done in chunks may begin or end
-with such a copy, so that nothing whole is turned.
+oneDNN copies contiguous images into blocks and back. That takes 1.2 to 1.6 times as long, most for
+single images, and doubles the bytes. A chunk may begin or end with a conversion, so that no whole
+tensor is converted.
 
-Always holds: the program is executed so on the meta device; every number, shape and dtype is as
-before, and what shared memory with an operand does so. An op for which that does not hold, or that
-draws random numbers, is given its operands as they were.
+Always holds: on the meta device, every number, shape and dtype is as before, and so is sharing of
+memory with operands. An op for which that fails, or that draws random numbers, gets its operands in
+their old order.
 """
 
 from __future__ import annotations

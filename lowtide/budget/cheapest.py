@@ -1,15 +1,13 @@
-"""The segments that are computed again the least, so that the backward pass holds no more than so
-many bytes.
+"""Chooses segments with the least recomputation, so that the backward pass fits a number of bytes.
 
-In: a `Cutter`, a number of bytes. Out: a list of segments, of which some may lie within others;
-None where there is none.
+In: a `Cutter`, a number of bytes. Out: a list of segments, which may be nested; None if none fits.
 
-    a  b  c            kept: what a, b and c start from
-    a  (b c)           b and c are run again together: what c starts from is not kept
-    a  (b c) {b}       and b within that once more, alone
+    a  b  c            saved: the inputs of a, b and c
+    a  (b c)           b and c are recomputed together: the input of c is not saved
+    a  (b c) {b}       within that, b is recomputed once more, alone
 
-What the backward pass holds in a segment is reckoned as what all segments up to it start from, the
-gradients at its end, and all that it makes. A rehearsal says what it really is.
+The estimate for the backward pass of a segment is the inputs of all segments up to it, the
+gradients at its end, and all values that it makes. A dry run gives the real peak.
 """
 
 from __future__ import annotations

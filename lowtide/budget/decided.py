@@ -1,25 +1,25 @@
-"""The program of one kind of call, without the branches and loops that its arguments decide.
+"""Specialises a program to one kind of call: takes the branches that the arguments decide.
 
 In: a Driver and the arguments of a call. Out: a Function that does the same for every call with
-such arguments: the same sizes, and the same values of what is no tensor.
+the same sizes, and the same values of all arguments that are not tensors.
 
     if training: …                          y = torch.batch_norm(x, …)
     y = torch.batch_norm(x, …)        →     if y.sum() > 0: …
     if y.sum() > 0: …
 
-What stands between two ops that could be done in chunks would part them, and libraries check much:
-`nn.BatchNorm2d` asks for the dims of its input, and whether it is training.
+An `if` between two ops would keep them out of one chunk, and libraries have many: `nn.BatchNorm2d`
+checks the dims of its input, and whether it is training.
 
-`written_out` does the same with loops: what runs three times is three times there, so that an axis
-cuts all of it, or what one step makes is computed again.
+`written_out` unrolls loops as well, so that one axis cuts all steps, or single steps are
+recomputed.
 
     for _ in range(3):                      y1 = x + gelu(x @ a) @ b
         x = x + gelu(x @ a) @ b       →     y2 = y1 + gelu(y1 @ a) @ b
                                             …
 
-Always holds: a condition, or a number of steps, is decided only where it follows from what plans
-are kept by: sizes, which arguments are None, and numbers, truths and texts among them. Gradients,
-devices, and whether two names mean one tensor are for the run to say.
+Always holds: a condition, or a number of steps, is decided only if it follows from the key of the
+plan: sizes, which arguments are None, and the numbers, bools and strings among them. Gradients,
+devices, and the identity of tensors are decided at run time.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ the call, in order, and a `Ledger` of its allocations.
     y = x.sort().values     TorchStep; the ledger sees PyTorch's ops on meta tensors
     z = y.exp() + 1         KernelStep; the ledger gets the events of the region's memory plan
 
-Where inputs require gradients, the backward pass is walked too: PyTorch's engine runs on the meta
-device, and the memory plans stand for the kernels. If data decide an `if`, both branches are
-walked; the body of a loop is walked once. A size that depends on data is assumed to be the largest
-possible, or else the walk ends. The notes of the result name each such assumption. An op that fails
-though nothing before it was assumed would fail in the call, too: `fails`.
+If inputs require gradients, PyTorch's engine runs the backward pass on the meta device, and memory
+plans replace the kernels. If data decide an `if`, both branches run; the body of a loop runs once.
+A size that depends on data is assumed to be the largest possible, or the dry run ends. The notes of
+the result name each assumption. An op that fails without an assumption before it would also fail in
+the call: `fails`.
 """
 
 from __future__ import annotations

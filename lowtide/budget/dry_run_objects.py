@@ -1,9 +1,9 @@
-"""Ops on modules during a walk on meta tensors: what they would give, with nothing changed.
+"""Ops on modules and objects during a dry run: their results, without changing the objects.
 
-In: an op and its operands. Out: its results, or None where only the run knows them.
+In: an op and its operands. Out: its results, or None if only the real run knows them.
 
-    attr.set(%m, %h) {name="h"}     remembered here; the next attr.get of it gives %h again
-    object.new()                    a new object, whose attributes are remembered here
+    attr.set(%m, %h) {name="h"}     recorded here; the next attr.get returns %h
+    object.new()                    a new object, whose attributes are recorded here
     call_module(%rnn, %x)           run on a copy of the module on the meta device
     py.call(%m, %x)                 never run, for it may do anything
 """

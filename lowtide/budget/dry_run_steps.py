@@ -1,4 +1,4 @@
-"""What a walked call does, step by step: kernels run, or PyTorch runs an op."""
+"""The steps of a dry run: a kernel of a region, or an op that PyTorch runs."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What each op of the outer block does beside its results, if it were to run again.
+"""Decides which ops of the outer block may be recomputed, and what that would write.
 
-In: an `Outer`. Out: `Effect`s, one for each op, and which tensors have a graph behind them.
+In: an `Outer`. Out: `Effect`s, one for each op, and the tensors that have a graph behind them.
 
-    y = dropout(conv(x, w))            repeats, with the random numbers that it had
-    y = batch_norm(x, mean, var)       repeats, but writes mean and var
-    y = torch.ops.mine.op(x)           nobody knows
+    y = dropout(conv(x, w))            may be recomputed, with the same random numbers
+    y = batch_norm(x, mean, var)       may be recomputed, but writes mean and var
+    y = torch.ops.mine.op(x)           unknown
 
-Each op runs once on the meta device, with gradients, under a mode that sees the schemas of all that
-it calls. They tell what is written, except of running statistics.
+Each op runs once on the meta device, with gradients, under a mode that sees the schemas of all
+that it calls. They tell what is written, except for running statistics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which runs of ops can become sections, and along which axes they can be cut.
+"""Finds runs of ops that can become sections, and the axes along which they can be cut.
 
 In: an `Outer`. Out: `Candidate`s, in program order, none overlapping.
 
@@ -7,10 +7,10 @@ In: an `Outer`. Out: `Candidate`s, in program order, none overlapping.
     y = x + a @ v         ┘
     loss = y.mean()         takes everything: outside
 
-From an op on, each dim of each operand is tried; the run goes on as long as every op's results are
-independent along the axis. Sizes that are numbers (`x.view(n, -1)`) are followed by running
-everything twice on the meta device, once with all and once with a part: what differs may only be
-sizes of views, and no tensor may come out with another shape than that of its part.
+Starting at an op, each dim of each operand is tried. The run continues while every op's results are
+independent along the axis. Sizes that are numbers (`x.view(n, -1)`) are checked by executing the
+run twice on the meta device, with the whole axis and with a part: only sizes of views may differ,
+and each tensor must have the shape of its part.
 """
 
 from __future__ import annotations

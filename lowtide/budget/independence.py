@@ -1,15 +1,15 @@
-"""Along which axis an op's results are independent: each part of them needs only that part of it.
+"""Finds the axes along which an op is independent: parts of results need parts of operands.
 
-In: an op, the values of its operands on the meta device, and which of their tensors are cut along
-which dim. Out: for each tensor of the result, the dim along which it is cut as well.
+In: an op, its operands on the meta device, and the dim along which each operand is cut. Out: the
+dim along which each tensor of the result is cut.
 
     y = x @ w        x cut along 0     y cut along 0
     z = y.softmax(1) y cut along 0     z cut along 0
     z = y.sum(0)     y cut along 0     Dependent
     z = y + b        y cut along 0, b: [N, M]     Needs: b must be cut along 0, too
 
-An op that has a lowering is judged by its own formula, so that no table can contradict it: every
-load of what is cut must be at the very axis of the result. `torch_rules` has PyTorch's own ops.
+An op with a lowering is decided by its formula, not by a table: every load of a cut operand must be
+at the axis of the result. `torch_rules` has PyTorch's own ops.
 """
 
 from __future__ import annotations

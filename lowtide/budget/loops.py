@@ -1,7 +1,7 @@
-"""Which loops can be done in stretches of their steps, and what one stretch is.
+"""Finds loops that can run in stretches of their steps, and makes the block of one stretch.
 
-In: an op `loop` of the outer block, with the values that are known on the meta device. Out: a
-`Candidate` with the block of a stretch, or None.
+In: an op `loop` of the outer block, with its values on the meta device. Out: a `Candidate` with the
+block of a stretch, or None.
 
     outs = []                             %h', %ys = section(%n, %h, %x, %w) {carried=1, …}
     for t in range(n):                      block(%first, %size, %h, %x, %w):
@@ -10,8 +10,8 @@ In: an op `loop` of the outer block, with the values that are known on the meta 
     ys = torch.stack(outs)                                          outs.append(h)
                                               yield(h, torch.stack(outs))
 
-Always holds: the steps are done in their order; sizes are the same in all of them, since the index
-of a step is used for items `x[±t + const]` and for arithmetic only; nothing from outside changes.
+Always holds: the steps run in their order. Their sizes are equal, since the index of a step is only
+used for items `x[±t + const]` and for arithmetic. Nothing from outside the loop is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The predicted peak of a call: kernels, PyTorch's ops, what lives across them, the backward pass.
+"""The predicted peak of a call: kernels, PyTorch's ops, values between them, the backward pass.
 
-In: a `Walk`, whose ledger has the account. Out: a `MemoryPlan`. Outputs, temporaries, what is kept
-for the backward pass, cotangents and gradients count; inputs and parameters do not. Kernels are
-exact; what PyTorch's ops allocate inside themselves is an upper bound, see `memory/bounds`.
+In: a `Walk`, whose ledger has the account. Out: a `MemoryPlan`. Outputs, temporaries, saved values,
+cotangents and gradients count; inputs and parameters do not. Kernels are exact; what PyTorch's ops
+allocate inside is an upper bound, see `memory/bounds`.
 
     x: [1000, 64], y: [500, 64]        4*s0*s1 + 2*(4*s1 + 512)        s0 = x.shape[0], s1 = …
 """

@@ -1,7 +1,7 @@
-"""The outer block of a program run op by op on the meta device, every value kept.
+"""Runs the outer block of a program op by op on the meta device, and stores every value.
 
-In: a `Driver` and the arguments of a call. Out: `Followed.known`, the values as far as they can be
-known without data.
+In: a `Driver` and the arguments of a call. Out: `Followed.known`, the values that do not depend on
+data.
 """
 
 from __future__ import annotations

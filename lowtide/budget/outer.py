@@ -1,8 +1,8 @@
-"""The outer block of a program, its values known: which of its ops may be part of a section.
+"""The outer block of a program with its values: decides which ops may be part of a section.
 
 In: a Driver and the arguments of a call. Out: `Outer`, the ops with their values on the meta
-device, and what both kinds of sections ask: may this op run later, or again; does something write
-into that memory; where may a run of ops begin and end.
+device. It answers for both kinds of sections: may an op run later or be recomputed, does an op
+write into some memory, where may a run of ops begin and end.
 """
 
 from __future__ import annotations

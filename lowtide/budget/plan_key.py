@@ -1,7 +1,7 @@
-"""Which values of a program have the same form at every call that a plan is for.
+"""Finds the values of a program that have the same form at every call of one plan.
 
-In: a Function and the arguments of a call. Out: values whose sizes, or numbers, follow from what
-plans are kept by: sizes of tensors, also those in tuples, lists and dicts, and plain arguments.
+In: a Function and the arguments of a call. Out: values whose sizes, or numbers, follow from the
+plan's key: sizes of tensors, also those in tuples, lists and dicts, and plain arguments.
 
     d["x"].shape[0]       follows
     self.queue.shape[0]   does not: an attribute may become another tensor

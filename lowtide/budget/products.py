@@ -1,8 +1,8 @@
-"""Which products' results are worth being kept where a run of ops is computed again.
+"""Chooses products whose results are saved although their run of ops is recomputed.
 
-In: an `Outer`, a `Candidate`. Out: lists of values, those with most results first. A convolution at
-a low resolution takes as long as one at a high one and has a fraction of its bytes: what comes
-first into a list is what takes the most operations for a byte.
+In: an `Outer`, a `Candidate`. Out: lists of values, the longest first. A list takes first the value
+with the most operations per byte: a convolution at a low resolution takes as long as one at a high
+resolution, and has a fraction of its bytes.
 """
 
 from __future__ import annotations

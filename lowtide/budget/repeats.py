@@ -1,8 +1,7 @@
-"""What a loop run step by step does, told once.
+"""Folds a sequence of steps: parts that repeat become one `Repeat`.
 
-In: a sequence of things that can be compared. Out: the same, in which parts that follow on one
-another several times are one `Repeat`. Repeats of the same part are alike, however often each is
-done, so that loops within loops fold, too.
+In: a sequence of comparable things. Out: the sequence with consecutive equal parts as one `Repeat`.
+Repeats of one part are equal for any count, so that loops within loops fold, too.
 
     a b b b b c a b b b c a b b b b b c     ->      3 times (a, 3 to 5 times (b), c)
 """

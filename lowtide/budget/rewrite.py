@@ -1,6 +1,6 @@
-"""A Function with runs of its ops as sections.
+"""Puts runs of a Function's ops into `section` ops.
 
-In: a Function, candidates, and in how many chunks each is done. Out: another Function.
+In: a Function, candidates, and the number of chunks of each. Out: another Function.
 
     a = f(x)                   a = section(x) {chunks=4, …}
     b = g(a)           →         block(x'): a' = f(x'); b' = g(a'); yield(b')

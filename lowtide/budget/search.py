@@ -1,16 +1,19 @@
-"""The cheapest plan whose predicted peak is within a budget.
+"""Finds the cheapest plan whose predicted peak is within a budget.
 
-In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function, or
-a BudgetError with the least peak that was found.
+In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function;
+raises BudgetError with the least peak that was found.
 
-Plans lie on one path that does not depend on the budget, cheap ones first: the program as it is;
-the same with the branches that its arguments decide (`decided`); that with its images turned to
-channels last (`turned`); then, step by step, twice as many chunks for the section that
-lowers the peak most. Where gradients are recorded chunks are computed again, at each step first
-only some of them, or without their products (`products`). And there are segments, which are
-computed again as a whole (`segments`), for ever fewer bytes (`cheapest`): before the chunks, if
-these would free less than half, and not at all if they would free most. At the end of the chunks,
-kernels whose tiles need least work memory. At last all that once more with short loops written out.
+Plans lie on one path that does not depend on the budget, cheap ones first:
+
+    the program as it is
+    … with the branches that its arguments decide (`decided`)
+    … with channels-last images (`channels_last`)
+    segments that are recomputed as a whole (`segments`), for ever fewer bytes (`cheapest`); only
+      if chunks would free less than half
+    chunks: at each step, twice as many for the section that lowers the peak most; in training,
+      chunks are recomputed, first only some of them, or with their products saved (`products`)
+    kernels whose tiles need the least work memory
+    all of these once more, with short loops unrolled
 
 The first plan that fits is taken, so a smaller budget never gives a larger peak.
 """

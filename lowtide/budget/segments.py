@@ -1,6 +1,6 @@
-"""Which runs of ops are worth being run again in the backward pass, though no axis cuts them.
+"""Finds runs of ops to recompute as a whole in the backward pass, where no axis can be cut.
 
-In: an `Outer`. Out: `Candidate`s of one chunk, and what they make, keep and leave behind.
+In: an `Outer`. Out: `Candidate`s of one chunk, with the values that they make, save and return.
 
     a = relu(norm(conv(x)))       ┐ a segment: gives a, keeps x
     b = relu(norm(conv(a)))       ┘
@@ -8,9 +8,8 @@ In: an `Outer`. Out: `Candidate`s of one chunk, and what they make, keep and lea
     d = relu(norm(conv(c)))       ┘
     …                               the rest keeps what its gradients read, as ever
 
-Which of them are taken, for how many bytes, is said by `cheapest`. Running statistics, counters of
-batches and the like are written once, in the forward pass: the block that runs again goes without
-them.
+`cheapest` chooses among them for a number of bytes. Running statistics and counters of batches are
+written once, in the forward pass; the recomputed block does not write them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Kernels and backward passes on the meta device: played, for the account, not run.
+"""Simulates kernels and backward passes on the meta device, for the account of memory.
 
-In: a `Ledger`, and an executable with its memory plan. Out: what the ledger learns.
+In: a `Ledger`, and an executable with its memory plan. Out: entries of the ledger.
 
-    simulate(ledger, exe, symbols)([a, b], sizes, numbers)   what it takes; its outputs
-    backward(ledger, results)                            the engine's road, from dense cotangents
+    simulate(ledger, exe, symbols)([a, b], sizes, numbers)   books its memory; gives meta outputs
+    backward(ledger, results)                                runs the engine on dense cotangents
 """
 
 from __future__ import annotations

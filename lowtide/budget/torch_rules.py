@@ -1,7 +1,7 @@
-"""Along which axis the results of PyTorch's own ops are independent.
+"""Tables of PyTorch's own ops: the axes along which their results are independent.
 
-In: the name of an op, its operands on the meta device, and where they are cut. Out: where its
-results are.
+In: the name of an op, its operands on the meta device, and the dims along which they are cut. Out:
+the dims along which its results are cut.
 
     torch.sort(x, 1)             x cut along 0      the results along 0
     torch.fft.fft(x)             x cut along -1     Dependent

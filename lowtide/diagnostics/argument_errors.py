@@ -1,11 +1,11 @@
-"""What Python says of a call whose arguments do not fit, which `inspect` says otherwise.
+"""Python's own error text for a call with wrong arguments; `inspect` words it otherwise.
 
 In: a signature, the arguments of a call that it does not take. Out: the text of Python's TypeError.
 
     f(nope=1)      got an unexpected keyword argument 'nope'       not: missing a required argument
     f()            missing 2 required positional arguments: 'x' and 'y'
 
-Always holds: what is wrong is looked for in Python's order, so that the first is the culprit.
+Always holds: faults are looked for in Python's order, so that the same one is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`LOWTIDE_DEBUG`: stages shown while they happen, on standard error or as numbered files.
+"""`LOWTIDE_DEBUG`: prints stages as they run, to standard error or to numbered files.
 
 LOWTIDE_DEBUG=ir,kernels              to standard error
 LOWTIDE_DEBUG='ir;fn=boxes;dir=out'   out/0000-boxes-ir.txt, ...

@@ -1,6 +1,6 @@
-"""Faults of Lowtide itself: shown in tests, survived (with one warning) in the user's program.
+"""Internal faults: raised in tests; in a user's program, one warning, and PyTorch runs that part.
 
-`LOWTIDE_STRICT=1`, or `strict(True)`, lets them through.
+`LOWTIDE_STRICT=1`, or `strict(True)`, raises them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counters of what the pipeline did, so that "a new size compiles nothing" can be shown.
+"""Counters of the compiler's work: they show, for instance, that a new size compiles nothing.
 
 before = lt.cache_stats()
 f(torch.rand(5000, 4), y)

@@ -8,7 +8,7 @@ user's functions; Lowtide's own frames are left out, unless LOWTIDE_DEBUG is set
     File "model.py", line 21, in forward       where the op stands, and who called that function
         raise ValueError("empty")
 
-A frame is made by compiling a `raise` at that line of that file: the way of Jinja.
+A frame is made by compiling a `raise` at that line of that file, as Jinja does.
 """
 
 from __future__ import annotations

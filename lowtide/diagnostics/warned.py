@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line, whatever lies between: PyTorch's capture, a graph's call.
+"""Warnings that point at the user's line, past the frames of Lowtide and PyTorch.
 
 warn("f: its budget is not kept: …")        train.py:12: RuntimeWarning: f: its budget is …
 """

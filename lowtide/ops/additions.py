@@ -1,11 +1,11 @@
-"""Additions at places that are data, into what may be named more than once.
+"""Scatters that add: the indices are data, and may repeat.
 
     index_add(x: [N, D], 0, i: [K], v: [K, D])   →   t[n, d]   = x[n, d]
                                                      a[k, d]   = v[k, d] added to t[[i[k]], d]
 
-Only kernels that may add in any order do so (`Builder.adds`); else PyTorch adds, one after
-another. Half precision is PyTorch's: it would have to be summed in float32. Negative indices do not
-wrap; the recorded check finds them.
+Only if kernels may add in any order (`Builder.adds`); otherwise PyTorch adds. Half precision is
+PyTorch's, since it would have to be summed in float32. Negative indices do not wrap; the recorded
+check finds them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     add(x: [N, 1] f32, y: [M] f32)   →   t[i, j] = x[i, 0] + y[j]
 
-Integer division by what may be zero is left to PyTorch, which raises.
+PyTorch runs an integer division whose divisor may be zero, and raises.
 """
 
 from __future__ import annotations

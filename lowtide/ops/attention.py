@@ -4,7 +4,7 @@
     t[i, d] = sum(j: exp(s[i, j] - m[i]) * v[j, d]) / sum(j: exp(s[i, j] - m[i]))
 
 A row whose scores are all masked gives zeros, as PyTorch's safe softmax does. Scores and weights
-are kept in the compute dtype (f32 for bf16 and f16).
+are computed in the compute dtype (f32 for bf16 and f16).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What autocast makes of the tensors that an op takes.
+"""Casts the operands of an op as autocast does.
 
 In: the name of a record, its operands, and in the builder the device and the dtype of autocast.
-Out: the operands that PyTorch's kernel would get; or `Unsupported`, where PyTorch decides inside
-the op, and so runs it.
+Out: the operands that PyTorch's kernel would get. Raises `Unsupported` if PyTorch casts inside the
+op, which PyTorch then runs.
 
     matmul(x: f32, w: f32)     →   matmul(x as bf16, w as bf16)
     mse_loss(x: bf16, y: f32)  →   mse_loss(x as f32, y)
 
-The rows are ATen's `autocast_mode.h`, by what the ops of ours call; what is in no row takes its
-operands as they are. `tests/ops/test_ops_autocast.py` compares all with PyTorch. An op that takes
-its widest operand's dtype there does so by itself here.
+The rows follow ATen's `autocast_mode.h`; an op without a row takes its operands as they are.
+`tests/ops/test_ops_autocast.py` compares all ops with PyTorch. Ops that promote to the widest dtype
+need no row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which overload of a torch op a call means, and its operands in canonical order.
+"""Overload resolution: the record that a call means, and its operands in canonical order.
 
 In: records of `lowtide.ops.registry` and the types of the arguments as written. Out: the first
 record that takes them all, with one slot for each of its parameters.

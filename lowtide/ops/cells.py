@@ -5,8 +5,8 @@
                                   c[n, k] = s(f[n, k]) * c[n, k] + s(i[n, k]) * tanh(m[n, k])
                                   h[n, k] = s(o[n, k]) * tanh(c[n, k])
 
-The products are those of `linear`, and the gates views of them, so that a loop over a cell is what
-the same formulas would be, written out.
+The products are those of `linear`, and the gates are views of them, so that a loop over a cell
+equals a loop over the handwritten formulas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contractions: matmul and all that is a sum of products.
+"""Contractions: matmul and other sums of products.
 
     matmul(x: [B, N, K], y: [K, M])   →   t[p, i, j] = sum(k < K: x[p, i, k] * y[k, j])
 

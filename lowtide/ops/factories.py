@@ -2,8 +2,8 @@
 
     torch.arange(n)   →   t[i] = i          zeros_like(x)   →   t[i, j] = 0
 
-Only where the other tensors are: `device` must name that, or be the default where it is left out.
-`empty` gives zeros.
+Only on the region's device: `device` must name it, or be omitted if it is the default. `empty`
+gives zeros.
 """
 
 from __future__ import annotations

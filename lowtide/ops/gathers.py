@@ -1,8 +1,8 @@
-"""Gathers: indices that are data, in a dim of another tensor.
+"""Gathers: loads whose index is data.
 
     embedding(i: [N], w: [V, D])   →   t[n, d] = w[[i[n]], d]
 
-Negative indices do not wrap here, but in `take_along_dim`; the recorded check finds them.
+Negative indices wrap in `take_along_dim` only; elsewhere the recorded check finds them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Ops whose gradient PyTorch defines in a way that does not follow from their formula.
+"""Ops whose gradient in PyTorch does not follow from their formula.
 
-In: an op's name, its operands, and which of them carry gradients. Out: why PyTorch must run it.
+In: an op's name, its operands, and which of them carry gradients. Out: why PyTorch must run the op.
 
     cdist(x, y, p=3.0), x carries        "the gradient of cdist is PyTorch's own"
 """

@@ -1,9 +1,9 @@
-"""Indexing: getitem, select, narrow and gathers, where an index is data.
+"""Indexing: getitem, select, narrow, and gathers.
 
     x[1:, None, idx]   →   t[i, j, k] = x[i + 1, [idx[k]]]        x: [N, M], idx: [K] i64
 
-Data-dependent indices are held in bounds by the builder, and a check recorded that they were.
-The operands of "getitem" are told by `spec`, one word for each item of the subscript: "int",
+The builder clamps indices that are data, and records a check that they were in bounds. `spec` gives
+the operands of "getitem", with one word for each item of the subscript: "int",
 "slice" (three operands: start, stop, step, each an int or None), "none", "ellipsis" or "tensor".
 """
 

@@ -1,9 +1,9 @@
-"""Joins and borders: cat, stack, pad, triangles, grids: a choice between loads by where one stands.
+"""Joins and borders: cat, stack, pad, triangles, grids: a select between loads by the index.
 
     cat([x, y])        →   t[i] = x[i] if i < N else y[i - N]                  x: [N], y: [M]
     pad(x, (1, 1))     →   t[i] = x[i - 1] if i >= 1 and i - 1 < N else 0
 
-A load whose value the choice drops is held in bounds by a clamped index.
+The index of a load whose value is dropped is clamped.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Softmax and its kin, and the normalisation layers.
+"""Softmax, log-softmax and the normalisation layers.
 
     softmax(x: [N, M], 1)   →   m[i] = max(j: x[i, j]) · s[i] = sum(j: exp(x[i, j] - m[i]))
                                 t[i, j] = exp(x[i, j] - m[i]) / s[i]
 
-Statistics are kept in the compute dtype (f32 for bf16 and f16).
+Statistics are computed in the compute dtype (f32 for bf16 and f16).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What lowerings share: promotion, broadcasting, dims, elements of operands, formulas of terms.
+"""Helpers of lowerings: promotion, broadcasting, dims, elements of operands, formulas of terms.
 
 In: abstract operands (`Val`, Python numbers, `Index`, `Expr`). Out: dtypes, shapes and expressions.
 

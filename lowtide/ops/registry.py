@@ -1,8 +1,8 @@
 """Op records: for each PyTorch operation that Lowtide knows, its names, operands and meaning.
 
 In: a name under which user code reaches an operation ("torch.sum", "Tensor.sum", "operator.add").
-Out: records that say how its operands are called, how eager PyTorch computes it, and how it
-becomes tensor expressions (`lower`); an op without `lower` runs as PyTorch's own.
+Out: records with the names of its operands, a function that computes it in eager PyTorch, and its
+lowering to tensor expressions (`lower`). PyTorch runs an op without `lower`.
 
     lookup("torch.max")  →  max.other · max · max.dim          the first that accepts them wins
     record.params        →  self: Tensor · dim: int · keepdim: bool = False
@@ -10,7 +10,7 @@ becomes tensor expressions (`lower`); an op without `lower` runs as PyTorch's ow
 
 Always holds: every name in a signature is unique; `params` has one entry for each canonical
 operand, and both `eager` and `lower` (after its builder) take exactly these, positionally. The one
-exception is "getitem", whose operands are told by its `spec` (see `ops.indexing`).
+exception is "getitem", whose `spec` gives its operands (see `ops.indexing`).
 Records by op follow mypyc's `primitives/`; the signatures follow ATen's native_functions.
 """
 

@@ -1,4 +1,4 @@
-"""Questions about a tensor that the signature answers: sizes, rank, dtype, device.
+"""Properties of a tensor that the signature determines: sizes, rank, dtype, device.
 
 x.shape   →   (N, 4)        x.numel()   →   4*N        len(x)   →   N
 """

@@ -1,4 +1,4 @@
-"""Choices and combinations of three tensors: clamp, where, lerp and their kin.
+"""Pointwise ops of three tensors: clamp, where, lerp and others.
 
 where(c: [N, M], x: [M], 0.0)   →   t[i, j] = c[i, j] ? x[j] : 0.0
 """

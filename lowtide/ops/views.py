@@ -1,10 +1,9 @@
-"""Views: operations that only rename indices. Nothing is ever copied for them.
+"""Views: ops that only change indices, and copy nothing.
 
     x.t()                    →   t[i, j] = x[j, i]                 x: [N, M]
     x.reshape(N, 2, M // 2)  →   t[i, j, k] = x[i, (M // 2) * j + k]
 
-Whether eager PyTorch could make the same view without a copy (strides) does not matter here: `view`
-of a tensor that is not contiguous is a reshape.
+Strides do not matter here: `view` of a tensor that is not contiguous is a reshape.
 """
 
 from __future__ import annotations

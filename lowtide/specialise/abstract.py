@@ -1,16 +1,16 @@
 """Abstract values: what is known about an SSA value while a region is specialised.
 
     Val       a tensor of the region           Index   an int made of sizes and free ints
-    Expr      a float known at the call, or a number or truth of each iteration of a lifted loop
+    Expr      a float known at the call, or a number or bool per iteration of a lifted loop
     Seq       a tuple, list or torch.Size of these
     Map       a dict whose keys are constants
-    Ragged    a number of steps that iterations differ in
-    OPAQUE    a number known at the call of which nothing can be said now
-    all else  a constant: None, bool, int, float, str, dtype, device, ...
+    Ragged    a number of steps that differs between iterations
+    OPAQUE    a number known at the call, and unknown now
+    others    a constant: None, bool, int, float, str, dtype, device, ...
 
-Always holds: an `Abs` that is no constant and no Index of plain sizes says how real Python makes
-it at run time: a place among the live-ins, or an `Origin`. A tensor without either is made by a
-kernel.
+Always holds: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
+live-ins or an `Origin`, by which the host makes it at run time. A tensor without either is made by
+a kernel.
 """
 
 from __future__ import annotations

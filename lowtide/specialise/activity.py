@@ -1,10 +1,10 @@
-"""Which values of a trace carry gradients, and which ops must be PyTorch's because of that.
+"""Activity analysis: which values carry gradients, and which ops PyTorch must run therefore.
 
-In: a builder, and the definitions that an op has just added. Out: nothing, or Unsupported with the
-reason: then the op ends the region, PyTorch runs it and records its own backward.
+In: a builder, and the definitions that an op has just added. Out: nothing; raises Unsupported with
+the reason if the op must end the region. PyTorch then runs it and records its own backward.
 
-    y = x.detach() * x        detach becomes a value of its own, which hands nothing on
-    z = w[idx]                its gradient is a scatter: PyTorch's
+    y = x.detach() * x        detach is a value of its own, which passes no gradient on
+    z = w[idx]                its gradient is a scatter, which PyTorch runs
 """
 
 from __future__ import annotations

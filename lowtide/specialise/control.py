@@ -1,11 +1,12 @@
-"""`if` and `loop` of a block that is specialised: which branch is live, how a loop is followed.
+"""Specialises `if` and `loop`.
 
 In: an op and abstract operands. Out: its abstract results; raises Stop where the region ends.
 
-    if of a constant                                  its live branch
-    if of what differs between a loop's iterations    both, and a choice (`lifting/branches`)
-    loop                                              an axis, or a recurrence (`lifting`);
-                                                      else, if it is short, unrolled
+    if of a constant                            its live branch
+    if of a condition that differs per          both branches, and a select
+      iteration                                 (`lifting/branches`)
+    loop                                        an axis, or a recurrence (`lifting`);
+                                                else unrolled, if it is short
 """
 
 from __future__ import annotations

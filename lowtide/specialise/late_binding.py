@@ -1,4 +1,4 @@
-"""Late binding: which torch op it is, once a signature tells what kinds of values there are.
+"""Late binding: chooses the torch op of a Python-level call, once the operands' types are known.
 
 In: the name of a Python-level call ("operator.add", "Tensor.sum") and abstract operands. Out: a
 record and its operands in order.

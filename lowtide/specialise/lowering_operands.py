@@ -1,6 +1,7 @@
-"""What a lowering is handed: operands as they are now, sequences as their items.
+"""Prepares the operands of a lowering.
 
-In: abstract operands of an op. Out: the same, fit for `record.lower`.
+In: abstract operands of an op. Out: their current values, with sequences as their items, for
+`record.lower`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Abstract evaluation of ops on dicts whose keys are known.
 
-In: an op of the `dict` family and abstract operands. Out: what it gives, and the dict afterwards.
+In: an op of the `dict` family and abstract operands. Out: its result, and the dict afterwards.
 
     dict.item({"a": t0, "b": t1}, "b")   ->  t1
     dict.set({"a": t0}, "b", t1)         ->  {"a": t0, "b": t1}

@@ -1,12 +1,12 @@
-"""What a call must tell before a question about sizes can be answered.
+"""Finds the ints that must become constants before a comparison of sizes can be decided.
 
-In: the symbols of a question that stayed open. Out: the ints of the call that would answer it, and
-what the user calls them.
+In: the symbols of the undecided comparison. Out: the ints of the call that would decide it, and
+their names in the user's source.
 
     n = (x.shape[2] - 3) // stride        c0: Python divides, as the sign of stride is not known
     out[i : i + n]                        is i + c0 within out?  it takes stride as a constant
 
-An int by which sizes are divided is free until such a question: of most of them nothing is asked.
+An int that divides sizes stays a symbol until such a comparison; most never meet one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Constants stand in each region that reads them, so that its kernels are made for their values.
+"""Copies constants into each region that reads them, so that its kernels know their values.
 
-In, out: a Function. A constant that is made before an op which ends a region, and read after it, is
-made once more after it:
+In, out: a Function. A constant that is made before an op that ends a region, and read after it, is
+copied behind that op:
 
     %1 = const {value=1}                      %1 = const {value=1}
     %a = torch.add(%x, %y, %1)                %a = torch.add(%x, %y, %1)
@@ -9,7 +9,7 @@ made once more after it:
     %c = torch.add(%b, %y, %1)          →     %2 = const {value=1}
                                               %c = torch.add(%b, %y, %2)
 
-Else the second region would have it as a number that may be another at the next call: x + n * y.
+Otherwise the second region would receive it as a runtime number, and compute x + n * y.
 """
 
 from __future__ import annotations

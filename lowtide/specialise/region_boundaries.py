@@ -1,6 +1,6 @@
-"""Which ops end a region, wherever they stand, and why; which of them belong to the next one.
+"""Decides which ops end a region, and which of them belong to the next one.
 
-In: an op. Out: the reason for which PyTorch or Python runs it, "" where it may be compiled.
+In: an op. Out: the reason why PyTorch or Python runs it; "" if it may be compiled.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ In: an op of `ir.opdefs` and abstract operands. Out: an abstract result.
     py.mul(s0, 2) -> 2*s0          py.lt(s0, 33) -> False          list.get([s0, 4], 1) -> 4
     math.sqrt(s0) -> $c0           a runtime float, computed by Python itself before the kernels run
 
-What index arithmetic can say stays an Index. Any other number becomes a derived symbol or runtime
-float that the host computes with the op's own Python function, so its meaning is Python's in every
-case. A comparison that the ranges leave open is asked of `Host.decide`, which may split the
+A number that index arithmetic can express stays an Index. Any other number becomes a derived symbol
+or runtime float, which the host computes with the op's own Python function, so that its meaning is
+Python's. `Host.decide` answers a comparison that the ranges leave open, and may split the
 signature.
 """
 

@@ -1,7 +1,7 @@
-"""Signatures: what of a region's live-ins is constant in a Program, and what a symbol.
+"""Signatures: which parts of a region's live-ins are constants of a Program, and which are symbols.
 
-In: live values. Out: a `Binding`: a class key that equal programs share, abstract values, and the
-numbers of this call.
+In: live values. Out: a `Binding`: a key that equal programs share, abstract values, and the numbers
+of this call.
 
     x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
 

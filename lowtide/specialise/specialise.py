@@ -1,15 +1,14 @@
 """Specialisation: abstract interpretation of a block's ops into one tensor-expression Program.
 
-In: a block, where to start, abstract live-ins. Out: a `Trace`: how far the ops could be followed,
-why not further, and the abstract value of everything made on the way.
+In: a block, where to start, abstract live-ins. Out: a `Trace`: the op at which it stopped, why, and
+the abstract values of all ops before it.
 
     y = x[:, None] - c      sub           t1[i, j, k] = x[i, k] - c[j, k]
     d = (y * y).sum(-1)     mul, sum      t2[i, j] = sum[k](t1[i, j, k] * t1[i, j, k])
     print(d.min())          print         stops here: "print"
 
-An `if` whose condition is known is its live branch; a `loop` whose trips are known and few is
-unrolled. Either is followed whole or not at all, so that a trace ends between two ops of the outer
-block.
+An `if` with a known condition becomes its live branch; a short `loop` with known trips is unrolled.
+Either is specialised whole or not at all, so that a trace ends between two ops of the outer block.
 """
 
 from __future__ import annotations

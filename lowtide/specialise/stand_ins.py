@@ -1,14 +1,14 @@
-"""What stands for numbers that only the data know, where an op is walked without data.
+"""Stand-ins for numbers that come from data, so that a dry run can execute an op without data.
 
-In: an op and its operands, some of them UNKNOWN. Out: operands with which it gives what has the
-form of its result, or is as large as that can be.
+In: an op and its operands, some of them UNKNOWN. Out: operands with which the op gives a result of
+the right form, or of the largest possible size.
 
     x * n                  x * 1
     x[n], x[0-dim meta]    x[0]
     x[a:n]                 x[a:]             the largest
     x.narrow(0, a, n)      x[a:]             the largest
 
-What is a size elsewhere stays UNKNOWN.
+A number that is a size in any other op stays UNKNOWN.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Numbers and truths that are others in each iteration of a loop that is lifted.
+"""Numbers and bools that differ between the iterations of a lifted loop, as expressions.
 
 In: abstract values in which the axis of such a loop is free. Out: expressions that kernels compute.
 
-    i < j           ge(at(j - i - 1), 0)                        a truth
+    i < j           ge(at(j - i - 1), 0)                        a bool
     abs(i - j)      select(ge(at(i - j), 0), at(i - j), at(j - i))      an int that is no polynomial
     i / 2 + 0.5     add(div(at(i), 2), 0.5)                     a float, in double precision
 """

@@ -5,8 +5,8 @@ In:  a `Shape`, which is the work of a program; a `Gpu`; warps and stages. Out: 
     a product of 4096 x 2048 by 1024 in halves, H100    64 x 64: 2048 programs of 8 warps, 90 us
                                                         128 x 128: 512 programs of 8 warps, 60 us
 
-The time is about the largest of three: the arithmetic of a multiprocessor's programs at its full rate;
-the rounds of resident programs, each waiting for its own loads; the traffic to the device's memory.
+The time is about the largest of three: the arithmetic of a multiprocessor's programs at full rate;
+the rounds of resident programs, each waiting for its loads; the traffic to the device's memory.
 This is the "roofline" (Williams, Waterman, Patterson 2009) with the occupancy of NVIDIA's
 programming guide. Waves of programs are whole numbers, so small tiles win for few points.
 """

@@ -1,15 +1,15 @@
-"""Where a tensor was made: noted in a fraction of a microsecond, turned into a line when asked.
+"""Records where a tensor was made, in a fraction of a microsecond; the line is found when needed.
 
 In: the frame that called PyTorch. Out: a `Birth`: the tensor, weakly, and the user's code object
-and instruction. Frames of PyTorch, Lowtide and the standard library are passed over, so that the
-line is one that the user can change. On the way it is seen whether the tensor was made by code that
-keeps what it makes: an optimizer, a gradient scaler, a compiler at work.
+and instruction. Frames of PyTorch, Lowtide and the standard library are skipped, so that the line
+is the user's. The frames also tell whether code made the tensor that stores what it makes: an
+optimizer, a gradient scaler, a compiler at work.
 
     birth = note(t, frame_at(1))          # ~0.3 µs
     loc_of_birth(birth)                     # train.py:12
 
-Births lie in lists flat, field after field: a tuple for each would be a third object that Python's
-collector counts and walks for one tensor, and as much memory again as the weak reference.
+Lists hold births flat, field after field: a tuple for each would be one more object that Python's
+collector walks, and as much memory as the weak reference.
 """
 
 from __future__ import annotations

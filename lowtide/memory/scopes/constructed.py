@@ -1,6 +1,6 @@
 """Tensors made by a call of their class: `torch.Tensor([1.0])`, `Subclass(x)`.
 
-In: a tensor whose `__init__` has run. Out: it is the scope's, if the call has made it.
+In: a tensor whose `__init__` has run. Out: the scope owns it, if the call made it.
 
     class Image(torch.Tensor): ...
 
@@ -8,8 +8,9 @@ In: a tensor whose `__init__` has run. Out: it is the scope's, if the call has m
         a = Image([1.0])                    # made
         b = Image(a)                        # `__new__` may give back `a`, or one that it keeps
 
-Always: a tensor of a subclass is taken only if nobody but those who construct it refers to it. How
-many references those have is counted with a class of our own, as it hangs on how Python calls.
+Always holds: a tensor of a subclass is taken only if nothing but the call that constructs it refers
+to it. The number of references of such a call depends on the version of Python, and is measured on
+a class of Lowtide's own.
 """
 
 from __future__ import annotations

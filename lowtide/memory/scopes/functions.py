@@ -1,6 +1,6 @@
-"""The same as a scope's methods, from the tensor's side, and what is asked of one tensor.
+"""A scope's methods as functions of tensors, and `is_disposed`.
 
-In: a tensor, or a list, tuple or dict of tensors. Out: what was given, so that calls chain.
+In: a tensor, or a list, tuple or dict of tensors. Out: the argument, so that calls chain.
 
     total = lt.move_to_outer_dispose_scope(total + loss.detach())
 """

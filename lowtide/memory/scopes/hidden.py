@@ -1,4 +1,4 @@
-"""The scopes' own functions are never compiled as functions of the user's.
+"""Keeps Dynamo and `lt.script` from compiling the scopes' own functions.
 
 In: modules. Out: nothing; Dynamo runs their functions as they are.
 

@@ -1,4 +1,4 @@
-"""What changes hands: tensors that go from one place to another, or end.
+"""Moves tensors from one owner to another, or ends them.
 
 In: a tensor and two places. Out: the tensor, in at most one of them.
 

@@ -1,4 +1,4 @@
-"""`nn.Sequential` that lets go of each layer's input as soon as the layer has used it.
+"""`nn.Sequential` that disposes each layer's input as soon as the layer has used it.
 
 In: layers. Out: a module with the same parameters, names and results.
 

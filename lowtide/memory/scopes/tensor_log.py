@@ -1,17 +1,17 @@
-"""The tensors that one owner holds, weakly, and the account of what came and went.
+"""A `Bag` holds the tensors of one owner, weakly, and counts those made and disposed.
 
-In: births, in the order in which they happen. Out: what is still alive, whose it is, how many died.
-A new tensor costs one `log += birth`; the log is gone through when somebody asks, or when it has
-grown beyond what is alive, so that each tensor costs constant time however many there are.
+In: births, in order. Out: the tensors that are alive, and the counts. A new tensor costs one
+`log += birth`. The log is processed when it is read, or when it is much longer than the number of
+live tensors, so that a tensor costs constant time.
 
     bag.log += birth                    # made
-    bag.find(t)                         # its birth, or None: the log was settled on the way
-    bag.take(t)                         # leaves the bag, alive: somebody else's now
+    bag.find(t)                         # its birth, or None; processes the log
+    bag.take(t)                         # leaves the bag, alive: another owner has it now
 
-Always: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its id is
-used again. A tensor that Python frees counts as disposed by the bag that held it. An interrupt
-(Ctrl-C) loses neither births nor counts: Python looks for one after a call, at the beginning of a
-function and at the end of a loop's body, so that what belongs together is done without any.
+Always holds: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its
+id is reused. A tensor that Python frees counts as disposed by the bag that held it. An interrupt
+(Ctrl-C) loses neither births nor counts. Python checks for interrupts after a call, at the start of
+a function and at the end of a loop's body, so code that must not be cut has none of these.
 """
 
 from __future__ import annotations

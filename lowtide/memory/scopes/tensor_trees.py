@@ -1,6 +1,6 @@
-"""Tensors in nests: lists, tuples, sets, dicts and dataclasses, to any depth.
+"""The tensors in lists, tuples, sets, dicts and dataclasses, to any depth.
 
-In: any Python value. Out: its tensors, from left to right. What is none of these has none.
+In: any Python value. Out: its tensors, from left to right. Other objects have none.
 
     list(tensors_in({"a": x, "b": [y, 3]}))     # [x, y]
 """

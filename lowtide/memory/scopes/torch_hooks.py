@@ -1,4 +1,4 @@
-"""What a scope leaves alone, and what PyTorch's function modes do not see.
+"""Hooks in PyTorch that tell which tensors are not a scope's, and show tensors that modes miss.
 
 In: PyTorch as it is. Out: `install`, called when the first scope opens, which hooks into PyTorch:
 
@@ -15,8 +15,8 @@ In: PyTorch as it is. Out: `install`, called when the first scope opens, which h
 | from_numpy, `torch.Tensor(…)`, `Subclass(…)`, vmap …   | made, though no mode was asked         |
 | the engine of autograd runs                            | hooks run inside the scope             |
 
-A tensor that became somebody's in this way is detached from its scope at once. What is not in the
-table, a list or a dict of one's own, owns nothing: `detach_from_dispose_scope`.
+A tensor that gets an owner in this way is detached from its scope at once. Other containers, such
+as a user's list or dict, own nothing: `detach_from_dispose_scope`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How tensors are seen as they are made: a mode on PyTorch's function stack, one for each thread.
+"""Sees tensors as they are made: a mode on PyTorch's function stack, one for each thread.
 
 In: every call into PyTorch on a thread that has an open scope. Out: fresh tensors, in the log of
 the innermost scope of the calling context. A thread without open scopes has no mode on its stack.

@@ -1,1 +1,1 @@
-"""In-place writes as values, and loops as axes; see `inplace` and `lift`."""
+"""Turns in-place writes into values (`inplace`), and loops into axes (`lift`)."""

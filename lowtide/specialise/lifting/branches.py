@@ -1,19 +1,19 @@
-"""An `if` that is now so, now so, from iteration to iteration of a lifted loop: both branches, and
-a choice.
+"""An `if` whose condition differs between the iterations of a lifted loop: both branches, and a
+select.
 
-In: a condition that kernels compute, and how to follow either branch. Out: the abstract results;
-what a branch changes in place is a choice, too.
+In: a condition that kernels compute, and functions that specialise either branch. Out: the abstract
+results. A tensor that a branch writes in place becomes a select, too.
 
     if j < i:                         t1[] = abs(x[i] - x[j])
         s = s + abs(x[i] - x[j])  ->  t2[] = s[] + t1[]
                                       t3[] = t2[] if j < i else s[]
 
-A branch is computed where it is not taken, too, and dropped. So what it reads is held in bounds
-there (`Builder.assumed`), and what carries gradients is read as 0 there (`Builder.mask`), so that
-no infinite derivative of what is dropped is handed on: of 0 * inf.
+A branch is also computed in iterations that do not take it, and dropped. There its loads are
+clamped (`Builder.assumed`), and loads that carry gradients read 0 (`Builder.mask`), so that no
+cotangent is 0 * inf.
 
-A tensor that is one of two may be another name of a tensor from before. None of these is changed
-in place (`blocked`), and one from before the loop must not leave the region by that name.
+A result that is one of two tensors may be an alias of an earlier tensor. None of these is written
+in place (`blocked`), and a tensor from before the loop must not leave the region by that name.
 """
 
 from __future__ import annotations

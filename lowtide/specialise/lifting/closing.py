@@ -1,4 +1,4 @@
-"""The definitions of a loop's body, once its axis is a dim of theirs.
+"""Closes the definitions of a loop's body over the loop's axis.
 
 In: definitions in which the loop axis L stands free. Out: each with L as its first axis, and each
 load of one of them with L as its first index.
@@ -7,8 +7,8 @@ load of one of them with L as its first index.
     t5[j] = t4[] * x[L, j]            ->    t5[l, j] = t4[l] * x[l, j]
     check t6[]                              check t7[] = all[l](t6[l])
 
-What a loop inside it carries from step to step has its steps in front, and L behind them: a
-recurrence of each iteration is one recurrence, of all iterations side by side.
+A recurrence inside the body has its steps as the first axis and L as the second: the recurrences of
+all iterations become one.
 """
 
 from __future__ import annotations

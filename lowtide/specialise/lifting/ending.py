@@ -1,14 +1,14 @@
-"""A loop that the data may end before its last step runs step by step, and stops there.
+"""A recurrence that the data may end before its last step.
 
-In: a loop of a bounded number of steps, and what its body says of the next one. Out: one more
-carried value, whether the loop goes on; what an iteration leaves where it does not.
+In: a loop with a bounded number of steps, and its condition for the next step. Out: one more
+carried value, `alive`; the carried values of a step that is not alive.
 
     for t in range(n):                 alive' = alive[t-1] from True
         h = f(h, x[t])                 h[t]     = f(h', x[t]) if alive' else h'
         if h.max() < 1: break    ->    alive[t] = alive' and not max(h[t]) < 1
 
-So the Program means the same whether steps that change nothing are run or not: `Delay.ends` allows
-the machine to leave them out.
+The Program has the same meaning whether idle steps run or not: `Delay.ends` allows the generated
+code to leave them out.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from its base at its next use.
     y[0] = 5      ->   y: Abs(t3)                   t3[i] = 5 if i == 0 else t1[i]
     return v           v is recomputed: Abs(t4)     t4 = t3[0]
 
-The region ends before a write that is not handled: into a tensor from outside the region, or one
-of which it is not known what shares its memory, such as `x` after `x.reshape(…)`, which may copy.
+The region ends before a write that is not handled: into a tensor from outside the region, or into
+one whose aliases are unknown, such as `x` after `x.reshape(…)`, which may copy.
 """
 
 from __future__ import annotations

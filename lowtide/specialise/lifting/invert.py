@@ -1,7 +1,7 @@
-"""Which iteration writes an element: conditions on a loop axis, solved for it.
+"""Solves the condition of a write for the loop axis: which iteration writes an element?
 
 In: a condition that a write made (see `updates`), and the loop's axis L of T iterations. Out: L as
-an index over the element's axes, and what must hold besides.
+an index over the element's axes, and the remaining conditions.
 
     r == L                       L = r            if r < T
     0 <= r - 4*L < 4             L = r // 4       if r < 4*T;   r - 4*L = r % 4

@@ -1,6 +1,7 @@
-"""A loop whose iterations meet only in what they write becomes an axis.
+"""Lifts a loop with independent iterations: the loop becomes an axis.
 
-In: a `loop` op, its trips, the abstract carried values. Out: what it leaves behind, or `NotLifted`.
+In: a `loop` op, its trips, the abstract carried values. Out: the loop's abstract results; raises
+`NotLifted`.
 
     out = torch.zeros(n, m)                 t1[i, j] = 0
     for i in range(n):
@@ -8,10 +9,10 @@ In: a `loop` op, its trips, the abstract carried values. Out: what it leaves beh
         total = total + x[i].sum()          t6[]     = t2[] + sum[i](t4[i])
         rows.append(x[i].exp())             rows: the n rows of t7[i, j] = exp(x[i, j])
 
-The body is followed once, its index a fresh axis L and each tensor that it changes a stand-in. What
-the body defined then gets L as its first dim (`closed`), and `match` turns each new value of a
-stand-in into the value after the loop. It is followed again while more is found out: what the body
-changes in place, what it assigns, by how much an int grows.
+The body is specialised once, with a fresh axis L as its index and a stand-in for each tensor that
+it writes. Its definitions then get L as their first dim (`closed`), and `match` turns each new
+value of a stand-in into the value after the loop. The body is specialised anew while this finds
+more: tensors that it writes, values that it assigns, the growth of an int.
 """
 
 from __future__ import annotations

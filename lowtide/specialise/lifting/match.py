@@ -1,13 +1,13 @@
-"""What a loop makes of one carried tensor: the formula after all iterations.
+"""The formula of a carried tensor after all iterations of a lifted loop.
 
 In: `e`, the element at r after iteration L, as a formula of `carry[r]`, the element before it. Out:
-the element at r after the loop. Three forms are known:
+the element at r after the loop, for three forms:
 
     overwritten       e(L)                                   ->  e(T - 1)
     one iteration     carry[r] unless r // 4 == L            ->  e(r // 4), of what was there
     accumulated       carry[r] + f(L)                        ->  before[r] + sum[L](f(L))
 
-All else is a dependence of an iteration on the one before it: `NotLifted`.
+Any other form depends on the previous iteration, and raises `NotLifted`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Values that a loop's body makes before an `if` and uses within: their gradients go no further
-where the branch is not taken.
+"""Masks values that a loop's body makes before an `if` and uses within it, for their gradients.
 
-In: the definitions of a body. Out: the same values; what is read of an earlier one under a
-condition is read of a copy of it, all of whose own reads are 0 where the condition does not hold.
+In: the definitions of a body. Out: the same values. A value that is read under a condition is read
+from a copy, whose own loads read 0 where the condition does not hold.
 
     t1 = sqrt(x[L])                              t1  = sqrt(x[L]), if anything else reads it
     t2 = 1 / (t1 if L > 0 else 0)          ->    t1a = sqrt(x[L] if L > 0 else 0)
                                                  t2  = 1 / (t1a if L > 0 else 0)
 
-The cotangent of t1 is 0 where the branch is not taken, and 0 times an infinite derivative is NaN,
-where PyTorch, which has never run the branch, hands nothing on.
+Where the branch is not taken, the cotangent of t1 is 0, and 0 times an infinite derivative is NaN.
+PyTorch, which does not run the branch, passes no gradient on.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A loop whose state is of another shape or dtype after its first step: that step, then a loop.
+"""Peels the first step of a loop after which the state has another shape or dtype.
 
-In: what `lift` takes. Out: what it leaves behind.
+In: as `lift`. Out: the loop's abstract results.
 
     h = torch.zeros(H)                          h = tanh(x[0] @ w + zeros)        [B, H]
     for t in range(T):                   ->     for t in range(1, T):
         h = torch.tanh(x[t] @ w + h)                h = tanh(x[t] @ w + h)        [B, H]
 
-So it is with zeros that the first step broadcasts, under autocast with a state in float32 that the
-step makes half of, and with a number that becomes a tensor of a dtype that does not hold it.
+Examples: zeros that the first step broadcasts; a float32 state that becomes half precision under
+autocast; a number that becomes a tensor of a dtype that cannot hold it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A loop within a lifted one, of which each iteration of that one does another number of steps.
+"""An inner loop whose number of steps differs between the iterations of a lifted outer loop.
 
-In: the loop and its number of steps, in which axes of outer loops are free. Out: `Steps`: as many
-for all iterations, and what holds of those that are done.
+In: the loop and its number of steps, in which axes of outer loops are free. Out: `Steps`: an equal
+number for all iterations, and the condition of the steps that count.
 
     for i in range(n):                      for i in range(n):
         for j in range(i + 1, n):    ->         for l in range(n - 1):       j = l + 1
             f(i, j)                                 if 0 <= l - i: f(i, l + 1)
 
-Where the first step differs from iteration to iteration, as here, steps are counted from where the
-first of all begins: then what lies beside one another in memory does so along `l`, too. Where it is
-max(0, z), they are counted from z: a window has as many steps in the middle as at its ends.
+If the first step differs between iterations, as here, steps are counted from the smallest first
+step, so that loads stay contiguous along `l`. If the first step is max(0, z), they are counted from
+z: a window then has as many steps in the middle as at its ends.
 """
 
 from __future__ import annotations

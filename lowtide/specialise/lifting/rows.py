@@ -1,4 +1,4 @@
-"""Lists that a lifted loop fills: while it is followed, and after it.
+"""Lists that a lifted loop fills, during the loop and after it.
 
     rows = [first]                          Rows(first, Chunk(t7))      t7: [n, m]
     for i in range(n): rows.append(f(i))
@@ -6,10 +6,10 @@
     rows[1:]                           ->   Rows(Chunk(t7))
     rows[j]                            ->   t7[j - 1]
 
-Always holds: such a list never leaves the region; where it would, or where an op looks at it that
-is not in the tables here, the loop is not lifted (`Escaped`). An item that is read stands for the
-tensor that the list holds in PyTorch: nothing changes it in place, and none outlives the region
-beside another name of the same tensor.
+Always holds: such a list never leaves the region. If it would, or if an op reads it that is not in
+the tables here, the loop is not lifted (`Escaped`). An item that is read stands for the tensor in
+PyTorch's list: nothing writes into it, and it does not outlive the region next to an alias of the
+same tensor.
 """
 
 from __future__ import annotations

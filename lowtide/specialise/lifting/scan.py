@@ -1,8 +1,8 @@
-"""What a loop truly carries from one iteration to the next: its steps run one after another.
+"""Recurrences: a value that an iteration takes from the one before it becomes a `Delay`.
 
-In: the closed definitions of a loop's body, and a tensor of which each iteration needs what the one
-before it left. Out: a `Delay`, and the value after the last iteration. What does not depend on it
-is over all iterations at once as in any lifted loop; `texpr/partition` finds what does.
+In: the closed definitions of a loop's body, and a tensor that each iteration reads as the previous
+one left it. Out: a `Delay`, and the value after the last iteration. `texpr/partition` finds what
+depends on it; all else is computed for all iterations at once, as in any lifted loop.
 
     for t in range(n):                         delay h'[t, j] = h[t-1, j] from h0[j]
         h = torch.tanh(x[t] + h @ u)    ->     h[t, j] = tanh(x[t, j] + sum[k](h'[t, k] * u[k, j]))

@@ -1,18 +1,18 @@
-"""Values whose sizes differ from iteration to iteration, in the size of the largest.
+"""Pads values whose sizes differ between iterations to the largest size.
 
-In: a definition of a loop's body, in whose extents the loop's axis L is free. Out: the same over
-extents without L; what lies beyond the iteration's own is no part of what is summed up, and of no
-effect elsewhere, for whoever reads the value ends where the value did.
+In: a definition of a loop's body, in whose extents the loop's axis L is free. Out: the definition
+over extents without L. Sums mask the elements beyond the iteration's own extent. Elsewhere those
+elements have no effect, since each reader ends where the value did.
 
     t1[a:L+1] = x[a]                     t1[a:n] = x[a]
     t2 = sum[a:L+1](t1[a] * w[L - a])    t2 = sum[a:n](t1[a] * w[max(L - a, 0)] if a <= L else 0)
 
-Where what is read begins at max(0, z), places are counted from z, so that a window slides evenly:
+If a read begins at max(0, z), indices are counted from z, so that a window slides evenly:
 
     t1[a:L+1-max(0,L-3)] = x[max(0, L-3) + a]     t1[a:4] = x[max(0, L-3 + a)]
     t2 = sum[a:...](t1[a])                        t2 = sum[a:4](t1[a] if L-3 + a >= 0 else 0)
 
-Where gradients are recorded, what is read is 0 beyond: the mask's own gradient then drops the
+If gradients are recorded, loads beyond the extent read 0: the gradient of that mask then drops the
 cotangents there, which may be 0 times an infinite derivative.
 """
 

@@ -1,17 +1,16 @@
-"""A table of which each iteration fills in one row from rows before it: only rows are carried.
+"""Tables that a loop fills row by row from earlier rows: only rows are carried.
 
-In: the closed definitions of a loop's body, and a tensor that the body changes in place. Out: the
-tensor after the loop; its rows are a value of each iteration, and what the body read of it are
-delays of that.
+In: the closed definitions of a loop's body, and a tensor that the body writes. Out: the tensor
+after the loop; its rows are a value per iteration, and the body's reads are delays of that value.
 
     for t in range(1, n):                          row[l, j]    = f(before[l, j])
         alpha[t] = f(alpha[t - 1])          ->     before[l, j] = row[l - 1, j] from alpha0[0, j]
     return alpha                                   alpha[r, j]  = row[r - 1, j] if r >= 1
                                                                   else alpha0[r, j]
 
-Rows that no iteration has filled in yet are read as they were before the loop. A loop that stays
-within one row of the table, `R[i, j] = f(R[i, j - 1], R[i - 1, j])` over j, carries what it fills
-in of that row, here a single element; other rows are to it as they were before.
+Rows that no iteration has written yet are read as they were before the loop. An inner loop within
+one row, `R[i, j] = f(R[i, j - 1], R[i - 1, j])` over j, carries the part of that row that it
+writes, here one element, and reads other rows as they were before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A write into part of a tensor, as the formula of the whole tensor afterwards.
+"""The formula of a whole tensor after a write into part of it.
 
 In: a tensor `root`, a view of it (its index map), new values at the view's coordinates. Out: a new
 value of root's shape.
@@ -6,8 +6,8 @@ value of root's shape.
     out[:, 0] = v       t[i, j] = v[i] if j == 0 else out[i, j]
     out[a:b] += v       t[i, j] = out[i, j] + v[i - a, j] if a <= i < b else out[i, j]
 
-Always holds: where the condition of a choice is true, what the write reads of `root` at its own
-place is written as `root` at the plain axes, so that loops can tell "adds to what is there".
+Always holds: under the condition of the select, a read of `root` at the written element is a load
+at plain axes, so that loops recognise an accumulation.
 """
 
 from __future__ import annotations
