@@ -29,7 +29,15 @@ from lowtide.diagnostics import debug
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.diagnostics.warned import warn
 from lowtide.errors import CompileError
-from lowtide.execute.captures import Reader, Values, hook_count, stands_for, tree, type_of_value
+from lowtide.execute.captures import (
+    Reader,
+    Values,
+    hook_count,
+    hooks_on_all,
+    stands_for,
+    tree,
+    type_of_value,
+)
 from lowtide.execute.demands import demands
 from lowtide.execute.differences import attribute, guard_told, told
 from lowtide.execute.driver import Driver
@@ -69,6 +77,7 @@ class Variant:
     guards: tuple[Guard, ...] = ()
     submodules: tuple[Any, ...] = ()
     tree: Mapping[str, torch.nn.Module] = field(default_factory=dict[str, torch.nn.Module])
+    hooks_on_all: tuple[int, ...] = field(default_factory=hooks_on_all)
 
     def fits_modules(self) -> bool:
         """Whether the submodules are those that it was made for."""
@@ -78,6 +87,7 @@ class Variant:
     def is_stale(self) -> bool:
         """Whether a submodule was replaced, a hook registered, or a class it knows derived from."""
         is_other = not self.fits_modules() or self.reader.hooks() != self.hooks
+        is_other = is_other or hooks_on_all() != self.hooks_on_all
         return is_other or self.driver.is_outdated()
 
     def is_readable(self) -> bool:
@@ -121,6 +131,8 @@ class Variant:
             for path, (now_, before) in zip(paths, hooks, strict=True)
             if now_ != before
         ]
+        if hooks_on_all() != self.hooks_on_all:
+            found.append("the hooks on all modules have changed")
         if found:
             return tuple(found)
         try:

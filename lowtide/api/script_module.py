@@ -21,13 +21,13 @@ from types import FunctionType
 from typing import Any, Final, cast
 
 import torch
-from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.api import names
 from lowtide.api.entry_point_errors import what_can_be_called
 from lowtide.api.script_method import MethodMaker, ScriptMethod
 from lowtide.api.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
+from lowtide.execute.captures import hooks_on_all
 from lowtide.execute.options import Options
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import own_call, root_of
@@ -39,10 +39,6 @@ _UNSHARED: Final = ("_modules", "training")
 _ASKED: Final = (  # of the program of forward
     *("graph", "code", "explain", "memory", "stages"),
     *("inlined_graph", "graph_for", "code_with_constants"),
-)
-_GLOBAL_HOOKS: Final = (
-    *("_global_forward_hooks", "_global_forward_pre_hooks"),
-    *("_global_backward_hooks", "_global_backward_pre_hooks"),
 )
 _CHANGING: Final = ("append", "extend", "insert", "pop", "update", "clear")  # of a container
 _MISSING: Final = object()
@@ -222,12 +218,14 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
             if name in held:
                 return held[name]
         root: _Module = own["_lowtide_root"]
+        if name in root.__dict__:  # first, as Dynamo follows this and no more
+            return getattr(root, name)
         found = inspect.getattr_static(root, name, _MISSING)
         if found is _MISSING and own["_lowtide_given"] and name not in {*_ASKED, *INSTEAD}:
             raise AttributeError(f"{self.original_name} has no {name!r}{what_can_be_called(self)}")
         if found is _MISSING:
             return super().__getattr__(name)
-        if name in root.__dict__ or not callable(found) or isinstance(found, staticmethod):
+        if not callable(found) or isinstance(found, staticmethod):
             return getattr(root, name)
         return self._method(root, name, found)
 
@@ -456,7 +454,7 @@ def _internals() -> tuple[str, ...]:
 def _has_hooks(module: _Module) -> bool:
     own = module.__dict__
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(own[n] for n in names) or any(getattr(torch_module, n, None) for n in _GLOBAL_HOOKS)
+    return any(own[n] for n in names) or bool(hooks_on_all())
 
 
 def _unwrap_attributes(root: _Module) -> None:

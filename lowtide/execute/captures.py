@@ -17,15 +17,20 @@ raises KeyError, and the caller makes a new Reader.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
+from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.frontend.script.module_state import HOOKS, Guard, follow, join_path, root_of
 from lowtide.ir import types as t
 
 Values = tuple[Any, ...]
+GLOBAL_HOOKS: Final = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
 Read = Callable[[], tuple[Values, Values]]
 
 
@@ -160,6 +165,11 @@ def _module(root: torch.nn.Module, path: str) -> torch.nn.Module:
 def _hooks(module: torch.nn.Module) -> tuple[int, ...]:
     own = vars(module)
     return tuple(key for name in HOOKS for key in own.get(name, ()))
+
+
+def hooks_on_all() -> tuple[int, ...]:
+    """The hooks on all modules, as `torch.nn.modules.module.register_module_forward_hook` sets."""
+    return tuple(key for name in GLOBAL_HOOKS for key in getattr(torch_module, name, ()))
 
 
 def type_of_value(value: object, expected: t.Type) -> bool:

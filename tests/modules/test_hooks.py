@@ -202,3 +202,32 @@ def test_no_line_is_told_twice() -> None:
     with pytest.raises(lt.CompileError) as caught:
         lt.script(Wrong())(X)
     assert "called from" not in str(caught.value)
+
+
+def test_a_hook_on_all_modules_is_seen() -> None:
+    outer = Outer()
+    made = lt.script(outer)
+    assert torch.equal(made(X), outer(X))
+    register = nn.modules.module.register_module_forward_hook
+    handle = register(lambda m, _, result: result + 10 if isinstance(m, Inner) else None)
+    try:
+        assert torch.equal(made(X), (X + 11) * 2)
+    finally:
+        handle.remove()
+    assert torch.equal(made(X), outer(X))
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = lt.script(Outer())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x) + self.outer.calls
+
+
+def test_a_compiled_module_reads_an_attribute_of_a_scripted_one() -> None:
+    torch._dynamo.reset()
+    plain = Reads()
+    plain.outer.calls = 3
+    assert torch.equal(lt.compile(plain)(X), (X + 1) * 2 + 3)
