@@ -30,7 +30,7 @@ from lowtide.api.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
 from lowtide.execute.captures import hooks_on_all
 from lowtide.execute.options import Options
 from lowtide.frontend.script import decorators
-from lowtide.frontend.script.module_state import own_call, root_of
+from lowtide.frontend.script.module_state import is_torch_class, own_call, root_of
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
 
@@ -185,6 +185,14 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         _unwrap_attributes(root)
         for name in own["_lowtide_given"]:
             own[name] = make_method(self, name)
+        for name in _overridden(type(root)):
+            own.setdefault(name, functools.partial(self._as_root_does, name))
+
+    def _as_root_does(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """The root's `train`, say, where its class has one of its own."""
+        root = self.__lowtide_root__
+        found = getattr(root, name)(*args, **kwargs)
+        return self if found is root else found
 
     @property
     def _modules(self) -> dict[str, ScriptModule | None]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -308,6 +316,23 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         made = wrap(root, own["_lowtide_given"], **own["_lowtide_options"])
         made.__dict__["_lowtide_asked"] = own.get("_lowtide_asked", Options())
         return made
+
+
+_OVERRIDABLE: Final = frozenset(
+    name
+    for name, member in vars(_Module).items()
+    if isinstance(member, FunctionType) and (name[0] != "_" or name == "_apply")
+    if name not in vars(WrappedModule) and not name.endswith(("modules", "children"))
+) - {"forward", "extra_repr"}
+
+
+@functools.lru_cache(maxsize=1024)
+def _overridden(cls: type[_Module]) -> tuple[str, ...]:
+    """What users' classes do in their own way: `def train(self, mode)` that keeps a part as it is,
+    say. Entry points of the program are none of it."""
+    own = [c for c in cls.__mro__[: cls.__mro__.index(_Module)] if not is_torch_class(c)]
+    found = {name: member for c in own for name, member in vars(c).items() if name in _OVERRIDABLE}
+    return tuple(name for name, member in found.items() if decorators.modifier(member) is None)
 
 
 class _Container(WrappedModule):

@@ -742,3 +742,43 @@ def test_warnings_are_given() -> None:
     compiled = lt.script(module)
     with torch.no_grad(), pytest.warns(UserWarning, match="num_features"):
         torch.testing.assert_close(compiled(torch.ones(2, 3, 6)), torch.zeros(2, 3, 6))
+
+
+class KeepsItsNorm(nn.Module):
+    """A backbone whose statistics stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.modes: list[bool] = []
+
+    def train(self, mode: bool = True) -> KeepsItsNorm:
+        super().train(mode)
+        self.norm.eval()
+        self.modes.append(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().state_dict(*args, **kwargs)
+        return {k: v for k, v in found.items() if "running" not in k}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def test_methods_of_nn_module_that_the_class_overrides() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    for whole in (KeepsItsNorm(), nn.Sequential(KeepsItsNorm())):
+        made = lt.script(whole)
+        inner = made if isinstance(whole, KeepsItsNorm) else made[0]
+        assert made.train() is made
+        assert inner.modes == [True]
+        assert made.training
+        assert not inner.norm.training
+        torch.testing.assert_close(made(x), x / (1 + 1e-5) ** 0.5)
+        made.eval()
+        assert inner.modes == [True, False]
+        assert not any("running" in name for name in inner.state_dict())
+        copied = copy.deepcopy(made).train()
+        assert (copied if isinstance(whole, KeepsItsNorm) else copied[0]).modes[-1]
+        assert inner.modes == [True, False]
