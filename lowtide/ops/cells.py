@@ -31,7 +31,7 @@ def _checked(b: Builder, x: Val, h: Val, w: Val, u: Val, biases: list[Val | None
     require_float(x)
     same_dtype(x, h, w, u, *biases)
     if x.ndim != 2 or h.ndim != 2 or u.ndim != 2:
-        raise Unsupported("a cell of what is no batch of vectors")
+        raise Unsupported("a cell whose input is not a batch of vectors")
     b.require_equal(x.shape[0], h.shape[0], "batches differ")
     b.require_equal(w.shape[0], u.shape[0], "sizes of gates differ")
 

@@ -154,7 +154,7 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
     skip(x.ndim - d)
     is_view = gathers_a_view and not any(s.tensor is not None for s in slots)
     if is_view and not b.lifts:
-        raise Unsupported("a view at a place that the data decide")
+        raise Unsupported("a view at an index from data")
     return _pick(b, x, slots, fixed)
 
 

@@ -307,7 +307,7 @@ def lower_batch_norm(
     which the running ones come nearer to, else the running ones."""
     require_float(x)
     if not isinstance(training, bool):
-        raise Unsupported("batch_norm that is in training or not, as only the run knows")
+        raise Unsupported("batch_norm whose training mode is known only at run time")
     if (running_mean is None) is not (running_var is None):
         raise Unsupported("batch_norm with one of two running statistics")
     if x.ndim < 2:

@@ -173,7 +173,7 @@ def raw(x: Abs, computes: bool = False) -> Any:
     if isinstance(x.value, Expr):
         dtype = x.value.dtype
         if dtype is dtypes.boolean or not (computes or dtype.is_float):
-            raise Unsupported("a number or truth that is another one in each iteration")
+            raise Unsupported("a number or bool that differs between iterations")
     if isinstance(x.value, complex):
         raise Unsupported("a complex number")
     return x.value

@@ -55,7 +55,7 @@ def looped(run: Any, op: Op, operands: Sequence[Abs], env: dict[Value, Abs]) -> 
     """What a loop gives."""
     trips, going, *carried = operands
     if not is_constant(going) or not isinstance(trips.value, int | Index | Ragged):
-        raise Stop("loops as often as only the run knows")
+        raise Stop("loops a number of times that is known only at run time")
     most = run.activity.most_at_once
     short = is_short(op, trips.value, env, run.activity.in_loop, most)
     lifted = _lifted(run, op, trips.value, carried, env, not short)
@@ -82,7 +82,7 @@ def _lifted(
         return run.kept[op]
     steps = ragged.steps_of(op, count, env, run.ask)
     if steps is None:
-        return "loops as often as only the run knows"
+        return "loops a number of times that is known only at run time"
     trips = steps.trips
     if trips.const is not None and not 2 <= trips.const < opdefs.MAX_TRIPS:
         return "is no loop of a fixed length"
@@ -90,7 +90,7 @@ def _lifted(
     if some is None:
         if run.divisors(symbols(trips)):
             raise NeedConst(symbols(trips))  # a loop around asks for the divisors, too
-        return "loops as often as only the run knows"
+        return "loops a number of times that is known only at run time"
     if not some:
         return carried
     try:
@@ -112,5 +112,5 @@ def _unrolled(
         env.update(zip(block.args, (Abs(i), *carried), strict=True))
         going, *carried = run.inline(block, env)
         if not is_constant(going):
-            raise Stop("loops until a tensor or the run says so")
+            raise Stop("loops until a condition that is known only at run time")
     return carried

@@ -116,7 +116,7 @@ def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]
     layout = _CHANGES.get(op_name)
     definition = find(op_name)
     if layout is None or definition is None:
-        raise Unsupported("a list is changed by what only the run knows")
+        raise Unsupported("a list is changed by a value that is known only at run time")
     args = _arguments(layout, operands)
     try:
         result = definition.run(*args)
@@ -329,7 +329,7 @@ def _is(host: Host, a: Abs, b: Abs) -> Abs | None:
     if isinstance(a.value, Seq | Map) or isinstance(b.value, Seq | Map):
         if a is b:
             return Abs(True)
-        raise Unsupported("asks whether two lists are one")
+        raise Unsupported("compares the identity of two lists")
     return None
 
 

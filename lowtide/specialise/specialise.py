@@ -268,7 +268,7 @@ class _Specialiser:
         if reason:
             raise Stop(reason)
         if self.writes and any(self._may_be_written(v, env) for v in free_values([op])):
-            raise Stop("reads what a norm before it has written")
+            raise Stop("reads statistics that an earlier norm has written")
         if self.b.sums and reads_sums(op, env, self.b.sums):
             raise Full("reads what the same region has added to at places that are data")
         operands = operands_of(op, env)
@@ -337,7 +337,7 @@ class _Specialiser:
             case "py.isinstance":
                 found = late_binding.is_instance(operands[0], t.parse_type(str(op.attrs["type"])))
                 if found is None:
-                    raise Stop("looks at a type that is known only at run time")
+                    raise Stop("reads a type that is known only at run time")
                 return [Abs(found)]
             case "py.format":
                 if any(tensors_in(x) for x in operands):
@@ -449,7 +449,7 @@ class _Specialiser:
         if isinstance(operands[0].value, Seq):
             return [item(operands, spec)]
         if not isinstance(operands[0].value, Val):
-            raise Unsupported("items of what is no tensor")
+            raise Unsupported("an item of a value that is not a tensor")
         by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
         kind = "gather" if by_data or "bool" in spec else "view"
         return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])

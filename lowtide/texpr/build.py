@@ -134,7 +134,7 @@ class Builder:
         """A new value: `x`, to which for each point of `shape` a value is added at its place. The
         region must end before it is read: what lies in memory is not what its definition says."""
         if self.loops or self.mask is not None:
-            raise Unsupported("adds at places that are data in a loop or branch")
+            raise Unsupported("adds at indices from data in a loop or branch")
         if any(as_index(size).const == 0 for size in (*x.shape, *shape)):
             raise Unsupported("adds nothing")
         total = self.tensor(x.shape, x.dtype, lambda idx: self.load(x, idx))
@@ -156,7 +156,7 @@ class Builder:
         if len(idx) != val.ndim:
             raise AssertionError(f"{val.name} has {val.ndim} dimensions, not {len(idx)}")
         if val.name in self.sums:
-            raise Unsupported("reads what was added to at places that are data")
+            raise Unsupported("reads a tensor that was added to at indices from data")
         at = [as_index(i) for i in idx]
         if self.mask is None:
             return ex.load(val.name, at, val.dtype)

@@ -131,12 +131,12 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
     root = _writable(host, x)
     others = [t for other in operands[1:] for t in tensors_in(other)]
     if addition(op) and any(root_of(v) is root for v in (*host.views, *others)):
-        raise Unsupported("adds to a tensor of which there are views, or to itself")
+        raise Unsupported("adds to a tensor that has views, or to itself")
     for other in operands[1:]:
         for t in tensors_in(other):
             refresh(host, t)
             if root_of(t) is root and not (_same_part(op, x, t) or _are_apart(host, x, t)):
-                raise Unsupported("changes a tensor by parts of itself")
+                raise Unsupported("writes parts of a tensor into itself")
     assert isinstance(root.value, Val)
     assert isinstance(x.value, Val)
     view = x.value
@@ -187,20 +187,20 @@ def _has_elements(host: Host, view: Val) -> bool:
     held in bounds, and of no elements there is none in bounds."""
     known = [host.decide(as_index(size) - 1) for size in view.shape]
     if None in known:
-        raise Unsupported("writes into a part that is empty or not, as only the run knows")
+        raise Unsupported("writes into a part that may be empty")
     return all(known)
 
 
 def _writable(host: Host, x: Abs) -> Abs:
     root = root_of(x)
     if not isinstance(x.value, Val) or not isinstance(root.value, Val):
-        raise Unsupported("changes what is known only at run time")
+        raise Unsupported("changes a value that is known only at run time")
     if root.origin is not None:
         raise Unsupported("changes a tensor in place that was made before")
     if root in host.blocked:
         raise Unsupported("changes a tensor in place of which there may be a copy")
     if host.b.records and _is_detached(host, x):
-        raise Unsupported("changes a tensor in place behind autograd's back")
+        raise Unsupported("changes a tensor in place without autograd seeing it")
     if root.value.name in host.b.program.inputs:  # a copy of that: it becomes a value of its own
         source = root.value
         load = host.b.load
@@ -255,7 +255,7 @@ def _is_own_part(host: Host, op: Op, operands: Sequence[Abs], part: Val) -> bool
         return False
     origin: Any = value.origin
     if value.base is not x or origin is None or origin.name != "getitem":
-        raise Unsupported("changes a tensor by parts of itself")
+        raise Unsupported("writes parts of a tensor into itself")
     spec, base, *items = origin.operands
     words = tuple(e.value for e in spec.value.elems)
     same = len(items) == len(operands) - 2 and all(
@@ -263,7 +263,7 @@ def _is_own_part(host: Host, op: Op, operands: Sequence[Abs], part: Val) -> bool
         for i, j in zip(items, operands[1:-1], strict=True)
     )
     if base is not x or words != op.attrs["spec"] or not same:
-        raise Unsupported("changes a tensor by parts of itself")
+        raise Unsupported("writes parts of a tensor into itself")
     return True
 
 
@@ -272,7 +272,7 @@ def _assigned(b: Builder, view: Val, x: Abs) -> Val:
     value = x.value
     if not isinstance(value, Val):
         if not isinstance(value, bool | int | float | Index | Expr):
-            raise Unsupported("assigns what is no number and no tensor")
+            raise Unsupported("assigns a value that is neither a number nor a tensor")
         return filled(b, view.shape, view.dtype, value)
     if value.ndim > view.ndim:
         raise Unsupported("assigns a tensor of more dimensions")

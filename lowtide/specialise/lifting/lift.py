@@ -105,7 +105,7 @@ class Lift:
                 for x, before in self._before(mark[3]).items():
                     check_gradient(self.run, before, x.value, mark[0])
                 return results
-            raise NotLifted("what it carries does not settle")
+            raise NotLifted("the types of what it carries do not settle")
         except (NotLifted, Unsupported, ShapeError, NeedConst) as why:
             try:  # no name for what is raised: a frame that holds its own exception is a cycle
                 raise self._reason(why) from why
@@ -203,7 +203,7 @@ class Lift:
             return self._named(first.shape, first.dtype)
         if isinstance(first, Rows) or (isinstance(first, Seq) and first.kind is list):
             return Growing()
-        raise NotLifted("it changes what is no tensor and no list")
+        raise NotLifted("it changes a value that is neither a tensor nor a list")
 
     def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
         self._check_sizes(shape)
@@ -232,7 +232,7 @@ class Lift:
             raise NotLifted("an int is carried that does not grow evenly")
         if plan == _KEPT and is_constant(x) and is_constant(y) and start is end:
             return plan
-        raise NotLifted("a value is carried that is no tensor")
+        raise NotLifted("a value is carried that is not a tensor")
 
     def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
         if not any(y is c for c in self.carried):  # of which more may be found out yet
@@ -433,7 +433,7 @@ class Lift:
         def element(idx: tuple[Index, ...]) -> Expr:
             found = self._first(start, name, idx)
             if found is None:
-                raise NotLifted("it carries what is no tensor before it")
+                raise NotLifted("it carries a value that is not a tensor before it")
             return found
 
         return self.b.tensor(name.shape, name.dtype, element)
@@ -449,7 +449,7 @@ class Lift:
             before = self._first(start, name, r)
             carry = Carry(self.b, name.name, r, before, self.axis, body.merged)
             if before is None and carry.has(e):
-                raise NotLifted("it carries what is no tensor before it")
+                raise NotLifted("it carries a value that is not a tensor before it")
             found = carry.result(e)
             body.check(found)
             return found

@@ -78,7 +78,7 @@ class Carry:
     def before(self) -> Expr:
         """The element before the loop."""
         if self._before is None:
-            raise NotLifted("it carries what is no tensor before it")
+            raise NotLifted("it carries a value that is not a tensor before it")
         return self._before
 
     def result(self, e: Expr) -> Expr:
@@ -238,7 +238,7 @@ class Carry:
             raise NotLifted(f"{delta.dtype} is accumulated")
         trips = self.axis.extent.const
         if fn in ("max", "min") and self.b.records and trips is not None and trips <= UNROLL_TRIPS:
-            raise NotLifted("of a tie, each iteration's maximum gives half its gradient on")
+            raise NotLifted("each iteration's maximum halves the gradient of a tie")
         fresh = Axis(self.axis.name, self.axis.extent)
         body = at_indices(delta, {self.axis: as_index(fresh)})
         total = ex.reduce(fn, (fresh,), self._merged(fn, body), delta.dtype)

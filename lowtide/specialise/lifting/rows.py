@@ -120,7 +120,7 @@ def _whole(b: Builder, rows: Rows) -> Val:
         elif isinstance(x.value, Val):
             parts.append(lower_stack(b, [x.value], 0))
     if len(parts) != len(rows.pieces) or any(v.dtype is not parts[0].dtype for v in parts):
-        raise Unsupported("a list of other things beside those of a loop")
+        raise Unsupported("a list with items besides those of a loop")
     if len(parts) == 1:
         return parts[0]
     return lower_cat(b, parts, 0)
@@ -130,7 +130,7 @@ def _side_by_side(b: Builder, x: Abs | Chunk, dim: Any) -> Val:
     """The items of one piece along a dim that they have."""
     if isinstance(x, Abs):
         if not isinstance(x.value, Val):
-            raise Unsupported("a list of other things beside those of a loop")
+            raise Unsupported("a list with items besides those of a loop")
         return x.value
     whole = x.whole
     if whole.ndim < 2:
@@ -183,7 +183,7 @@ def _len(_: Host, rows: Rows) -> Abs:
 def _bool(host: Host, rows: Rows) -> Abs:
     known = host.decide(_length(rows) - 1)
     if known is None:
-        raise Unsupported("whether there are items is known only at run time")
+        raise Unsupported("the length of a list is known only at run time")
     return Abs(known)
 
 

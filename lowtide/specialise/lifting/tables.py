@@ -260,7 +260,7 @@ class _Table:
         for k in range(1, max(self.behind, default=0) + 1):
             place = self.row.of(as_index(-k))
             if not nonnegative(place) or not nonnegative(size - 1 - place):
-                raise NotLifted("the first iterations read rows that may not be there")
+                raise NotLifted("the first iterations read rows that may not exist")
 
             def first(idx: tuple[Index, ...], place: Index = place) -> Expr:
                 full = {**self.fixed, self.row.dim: place}
