@@ -1,6 +1,6 @@
-"""Autocast as it was in the forward pass, for what is computed again in the backward pass.
+"""Saves the state of autocast in the forward pass, for recomputation in the backward pass.
 
-In: nothing; what this thread has set. Out: a context in which it is so again.
+In: the state of this thread. Out: a context that restores it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Where Programs become executables; one name, so that a test can put a stand-in in its place.
+"""Compiles Programs to executables, with a hook by which a test can replace the code generator.
 
 In: a Program. Out: an object that is called as `exe(tensors, sizes, numbers)` and gives the
 outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` puts it back.
 
-Layers of one kind, and the many plans of a search for a budget, have the same Programs: as long as
-an executable is in use, whoever asks for the same on the CPU gets it, too. Those of GPUs, which
-keep graphs of their calls, and those that are being measured are each region's own.
+Equal layers, and the plans of a budget's search, have equal Programs. On the CPU they share one
+executable while it is in use. Executables of GPUs, which hold CUDA graphs, and those that are being
+measured are not shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a budget can do in chunks: a record of ops, where they are cut and where they are joined."""
+"""A record of a run of ops that a budget can cut into chunks, with its cuts and joins."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a program relies on in its operands, beside their types.
+"""Assumptions of a program about its operands, besides their types.
 
-In: a program, and what the front end says of it. Out: `Demands`, whose `unmet` says why a call is
-left to Python, "" if it is not.
+In: a program, and the assumptions of its front end. Out: `Demands`, whose `unmet` tells why Python
+must run a call; "" if all hold.
 
     def f(a: list, b: list, x):      f([None], [None], x)     compiled
         a[0] = x                     f(xs, xs, x)             Python runs f

@@ -1,13 +1,12 @@
-"""Regions in the step of a loop that the driver runs, so little that PyTorch is sooner done.
+"""Finds regions in a loop's step that are so small that PyTorch runs them faster.
 
-In: a region's ops as they were followed. Out: whether they are few, and the bytes of all they make.
+In: a region's specialised ops. Out: whether they are few, and the bytes of their results.
 
     for i in range(n):
         s = s + x[i]            one op of one element: PyTorch takes 5 µs with its gradient
 
-To record a kernel's gradient and to run that takes as long as six of PyTorch's ops on few elements,
-and what is fused there saves next to no memory. Without gradients a launch takes no longer than two
-ops.
+Recording and running a kernel's gradient takes as long as six of PyTorch's ops on few elements, and
+fusion saves almost no memory there. Without gradients, a launch takes no longer than two ops.
 """
 
 from __future__ import annotations

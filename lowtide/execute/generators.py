@@ -1,6 +1,6 @@
-"""The state of the random generators that a section draws from, so that it draws the same again.
+"""Saves the states of the random generators, so that a recomputed section draws the same numbers.
 
-In: the values of its operands. Out: `Generators`, of the CPU and of the GPUs that these are on.
+In: the values of its operands. Out: `Generators`: those of the CPU and of the operands' GPUs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The backward pass of a region: what is saved for it, and its kernels, compiled when first needed.
+"""The backward pass of a region: its saved values, and its kernels, compiled at their first use.
 
-In: a region's Program and which of its inputs want gradients. Out: a `Gradient`, which compiles the
-forward Program that also gives what is saved, and backward Programs, one for each combination of
-gradients that are wanted, outputs that have a cotangent, and how the cotangents lie.
+In: a region's Program and the inputs that want gradients. Out: a `Gradient`, which compiles the
+forward Program with the saved values as outputs, and one backward Program for each combination of
+wanted gradients, outputs with a cotangent, and strides of the cotangents.
 
     softmax: rows s0, columns s1       saved: maximum and sum of each row, 4*s0 bytes each
 
-What is saved: results of reductions that the backward pass reads and that take no more memory than
-the region's inputs and outputs together; what is larger (values of pairs) is computed again.
+Saved are results of reductions that the backward pass reads, if they take no more memory than the
+region's inputs and outputs together. Larger values (of pairs) are recomputed.
 """
 
 from __future__ import annotations

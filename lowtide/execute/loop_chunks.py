@@ -1,4 +1,4 @@
-"""A loop done in stretches of its steps: what each step leaves behind is kept for one stretch only.
+"""Runs a loop in stretches of its steps, so that saved values exist for one stretch at a time.
 
 In: an op `section` whose first operand is the number of steps and whose next ones are carried, the
 values of its operands, what runs its block. Out: its results: what is carried last, then the rest.
@@ -9,9 +9,9 @@ values of its operands, what runs its block. Out: its results: what is carried l
         ...
         yield(%h', %ys)
 
-In the forward pass of training, h at the start of each stretch is kept, [stretches, *h], and the
-state of the generator of random numbers; the backward pass goes through the stretches from the last
-to the first, each run again from there.
+The forward pass of training saves h at the start of each stretch, [stretches, *h], and the state of
+the random generator. The backward pass goes through the stretches from the last to the first, and
+recomputes each.
 """
 
 from __future__ import annotations

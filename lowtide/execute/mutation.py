@@ -1,4 +1,4 @@
-"""What a Function writes into, as a call sees it: running statistics, arguments that overlap.
+"""Finds what a call writes into: running statistics, arguments that overlap.
 
 In: a Function (`ir/aliases` says which of its values share memory), or the arguments of a call.
 

@@ -1,4 +1,4 @@
-"""Gradients of a section's operands, put together of what its chunks give.
+"""Assembles the gradients of a section's operands from those of its chunks.
 
 In: for each chunk, the gradient of each operand's part. Out: a gradient for each operand.
 

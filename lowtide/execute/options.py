@@ -1,4 +1,4 @@
-"""What a user asks for beside the program: `budget` and `tune`, checked."""
+"""The options of a compiled function, checked: `budget` and `tune`."""
 
 from __future__ import annotations
 

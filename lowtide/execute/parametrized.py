@@ -1,8 +1,8 @@
-"""Reading a module that computes its weights, as `torch.nn.utils.parametrize` has it.
+"""Reads a parametrized module (`torch.nn.utils.parametrize`) without changing it.
 
-In: a module. Out: the same module, whose buffers are as they were: what a parametrization writes
-when its weight is read (spectral norm, in training, goes on with its power iteration) belongs to
-calls, not to a compiler that looks at what there is.
+In: a module. Out: a context that restores the module's buffers. Some parametrizations write when
+their weight is read: spectral norm, in training, advances its power iteration. Only calls may do
+that, not the compiler.
 
     with unchanged(module):
         ...        module.layer.weight has been read

@@ -1,15 +1,15 @@
-"""Backward passes of a region, one after the other, where its outputs have nothing in common.
+"""Separate backward passes of one region whose outputs are independent.
 
-In: what a region saved, and the cotangents that a backward pass has brought. Out: the same, for as
-long as eager PyTorch would have it: a backward pass lets go of what it needed, no more.
+In: a region's saved values, and the cotangents of a backward pass. Out: the saved values, for as
+long as eager PyTorch would hold them: a backward pass frees only what it needed.
 
     p, q = (a * a).sum(), b.exp().sum()      one region, two parts
     p.backward()                             reads a; what was saved for q stays
     q.backward()                             reads b
     q.backward()                             PyTorch's error
 
-Two outputs are of one part if the backward pass of both goes through a value whose slope depends on
-data: there PyTorch saves something, and lets go of it.
+Two outputs belong to one part if the backward passes of both go through a value whose derivative
+depends on data: there PyTorch saves something, and frees it.
 """
 
 from __future__ import annotations

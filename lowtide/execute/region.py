@@ -1,7 +1,7 @@
 """A region: the ops of a block from one position on, and the kernels compiled for them.
 
-In: the live-ins of a call. Out: an `Entry`, ready to run. The region looks in two caches, first by
-exact sizes (one dict look-up), then by signature. If both miss, it specialises and compiles.
+In: the live-ins of a call. Out: an `Entry` to run. The region looks in two caches, first by exact
+sizes (one dict look-up), then by signature. If both miss, it specialises and compiles.
 
     exact:    (f32, (1000, 4), (4, 1), ...)  ->  Entry(run, z=[1000], sizes=[1000])
     classes:  (f32, 's0', '4', ...)          ->  Specialisation, or Split(s0 - 101 >= 0 ? ... : ...)

@@ -1,7 +1,7 @@
-"""Whether kernels that were planned for small sizes still suit large ones.
+"""Decides whether kernels that were planned for small sizes must be planned anew for large ones.
 
-A plan is chosen by what it takes at the sizes of the first call: where all is small, a value of
-pairs may as well be stored. At other sizes the same kernels store it again, however large it is.
+A plan is chosen for the sizes of the first call. If all values are small, it may store a value of
+pairs. At larger sizes the same kernels would store it, too, however large it is.
 
     planned at 64 x 50, called at 8000 x 6000:    199 MB, where a plan for these sizes takes 19 MB
 
@@ -9,8 +9,8 @@ A kernel for a GPU may hold an axis in full, which is then longer than a program
 
     planned for 40 columns, called with 2000:     more shared memory than there is
 
-In: what one plan and another need at the present sizes. Out: whether the signature is worth
-splitting, and where. What inputs and outputs take is the measure of a size.
+In: the memory of two plans at the current sizes. Out: whether to split the signature, and where.
+Inputs and outputs are the measure of a size.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Results of a region in the memory of operands that die with it.
+"""Writes results of a region into the memory of operands that end with it.
 
 In: a region's specialisation, its kernels, the values of a call. Out: `Dying` operands, which the
-kernels may write over if nobody but the program has them; and, asked when the region is about to
-run, which of them that is.
+kernels may overwrite if only the program refers to them; `ownership` decides that when the region
+is about to run.
 
     y = conv2d(x, w)            y: made by an op of this block, let go after the next region
     z = relu(y * a)             z over y, if a count of references says that y is known here only
 
-A rehearsal (`walk`) asks the same of its meta tensors, so that the account is that of the run. What
-Python code has been handed, which could have kept it, is therefore never asked for: a rehearsal
-does not call it.
+A dry run decides the same with its meta tensors, so that its account is that of the run. A dry run
+calls no Python code of the user. So a value that was passed to such code, which might have stored
+it, is never a candidate.
 """
 
 from __future__ import annotations

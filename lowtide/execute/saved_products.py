@@ -1,7 +1,7 @@
-"""An op `recalled`: a product of PyTorch's whose result was kept, where a section runs again.
+"""The op `recalled`: in a recomputed section, a product of PyTorch's whose result was saved.
 
-In: what was kept, and the op's operands. Out: its results, with their place in the graph: PyTorch
-records the op as ever, and only the kernel that computes the product is left out.
+In: the saved result, and the op's operands. Out: its results, with their place in the graph:
+PyTorch records the op as usual, and only the kernel that computes the product is skipped.
 
     %y = recalled(%kept)
       block():

@@ -1,10 +1,10 @@
-"""An op `section`: part of a program that a budget has done in chunks, or in stretches of a loop.
+"""The op `section`: a part of a program that runs in chunks, or in stretches of a loop.
 
 In: the op, the values of its operands, and what runs its block. Out: its results.
 
-Where gradients are recorded only the operands are kept: the backward pass runs a chunk again, with
-the random numbers that it had, and then its gradient (recomputation as in Chen et al., "Training
-Deep Nets with Sublinear Memory Cost"). Chunks for which there is room are not run again.
+If gradients are recorded, only the operands are saved. The backward pass recomputes a chunk, with
+the same random numbers, and then its gradient (as in Chen et al., "Training Deep Nets with
+Sublinear Memory Cost"). Chunks for whose values there is room are not recomputed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a region was compiled to: a specialisation for a signature, an entry for exact sizes.
+"""Compiled forms of a region: a specialisation for a signature, an entry for exact sizes.
 
 Split(s0 - 101 >= 0)          two signatures told apart by a question about sizes
   yes: Specialisation         ops [start, stop) for one signature

@@ -1,10 +1,10 @@
-"""Inputs of a region that its backward pass reads, though PyTorch's would not.
+"""Finds inputs that a region's backward pass reads although PyTorch's would not.
 
-In: how PyTorch runs the ops of a region, its gradient, the live-ins of a call. Out: inputs, by
-name.
+In: a function that runs the ops in PyTorch, the region's gradient, the live-ins of a call. Out:
+names of inputs.
 
-    y = x @ q.clone()        PyTorch saves the clone; ours would read q again
-    q.add_(1)                of the caller's, before the backward pass: no error there
+    y = x @ q.clone()        PyTorch saves the clone; the region would save q
+    q.add_(1)                the caller's write, which raises no error in PyTorch
     y.sum().backward()
 
 Such an input is copied in the forward pass, if it is the caller's and wants no gradient itself: a

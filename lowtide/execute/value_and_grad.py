@@ -1,14 +1,14 @@
-"""Gradients of a scalar, found together with it in one pass.
+"""Computes the gradients of a scalar together with the scalar, in one pass.
 
 In:  a forward Program with one output that carries a gradient, a single value.
-Out: a Program that gives the gradients for the cotangent 1 beside what the forward Program gives.
-     The backward pass that is left: each of them times the cotangent.
+Out: a Program that also gives the gradients for the cotangent 1. The backward pass multiplies them
+     by the cotangent.
 
     loss = cross_entropy(x @ w.T, y)     x @ w.T in strips: loss, dx, dw     backward: dx*g, dw*g
 
-It pays where the backward pass would do a long product of pairs again, which is the rule by which
-`tile/strips` cuts; a loss whose gradient nobody asks for then costs what the gradient costs. Under
-`torch.no_grad` it does not.
+It pays if the backward pass would recompute a long product of pairs, which is the rule by which
+`tile/strips` cuts. A loss whose gradient is never taken then costs as much as with its gradient,
+except under `torch.no_grad`.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Memory for outputs and scratch that is warm: pages the machine has already handed out, huge ones.
+"""The arena: reuses mapped memory for outputs and work memory, on huge pages.
 
 In: shape, dtype, strides. Out: an uninitialised CPU tensor, of PyTorch's own kind.
 Large tensors lie in blocks of anonymous memory, 2 MiB-aligned and on huge pages where the system
-has them. A tensor's death, wherever it happens, gives its block back to the pool; the next tensor
-of about that size takes it. A fresh 256 MB costs 150 ms of page faults, a warm one nothing.
+has them. When a tensor dies, its block returns to the pool; the next tensor of about that size
+takes it. A new block of 256 MB costs 150 ms of page faults, a reused one nothing.
 
     t = empty((4096, 4096), torch.float32)      # a miss: 64 MiB mapped
     del t                                       # stats().cached_bytes == 64 MiB
     u = empty((4000, 4000), torch.float32)      # a hit: the same block
 
-Work memory, which a kernel needs while it runs, has blocks of its own: any that is large enough
-serves, and a larger one takes the place of one that is free, so that all kernels together hold what
-one of them needs.
+Work memory, which a kernel needs while it runs, has blocks of its own. Any block that is large
+enough serves, and a larger one replaces a free one, so that all kernels together hold what one of
+them needs.
 
-Always: a tensor's block has at most a quarter more bytes than asked for; blocks that are free never
-hold more than `Config.arena_cap_bytes` (those freed longest ago are unmapped first); a tensor may
+Always holds: a tensor's block has at most a quarter more bytes than requested. Free blocks never
+hold more than `Config.arena_cap_bytes`; those freed longest ago are unmapped first. A tensor may
 outlive the pool.
-One difference from torch.empty: the storage of a large tensor cannot grow, as that of a tensor from
-numpy cannot. `resize_` to more elements, or `out=` with too small a tensor, raises; views, `set_`,
-`share_memory_`, pickling and copies are as ever.
+One difference from torch.empty: the storage of a large tensor cannot grow, like that of a tensor
+from numpy. `resize_` to more elements, or `out=` with too small a tensor, raises. Views, `set_`,
+`share_memory_`, pickling and copies work.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Kernels of blocks, ready to be launched: by Triton on a GPU, or by its interpreter on the CPU.
+"""Launches kernels of blocks: by Triton on a GPU, or by its interpreter on the CPU.
 
 In:  the source of a module (`codegen/triton/module`), the name of a function in it.
 Out: a `BlockKernel`, called with the number of programs, then what the function takes.
 
-Triton itself is imported when the first kernel is made. What differs: `runtime/cubins` compiles
-kernels and launches them, `runtime/interpreter_functions` has what the interpreter
-lacks.
+Triton is imported when the first kernel is made. `runtime/cubins` compiles and launches kernels on
+a GPU; `runtime/interpreter_functions` adds functions that the interpreter lacks.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compiled C, kept on disk: a source is compiled once per machine, and loaded once per process.
+"""The cache of compiled C on disk: a source is compiled once per machine, loaded once per process.
 
 In: C source and a name. Out: the loaded library. An entry is found by its content:
     key = sha256(source, compiler, flags, CPU)      kernels/<name>-<key>.so
     file = the library, sha256(key, library), 8 bytes of magic
-Always: a library is loaded only after its hash was checked, for a truncated one would kill the
-process; an entry appears whole or not at all (written aside, then renamed), so that processes need
-no lock. There is one, but only to save work twice done; it is the kernel's, dies with its holder,
-and is not waited on for ever. A folder that is full, read-only or not safe costs one warning and a
-compile in each process, nothing else.
+Always holds: a library is loaded only after its hash was checked, since a truncated one would kill
+the process. An entry appears whole or not at all (written to another file, then renamed), so that
+processes need no lock. A lock per entry only avoids compiling twice; it ends with its process, and
+waiting for it has a limit. A folder that is full, read-only or unsafe costs one warning and a
+compile in each process.
 
     load_library("int f(void) { return 7; }", "seven").f()      # 7; compiles
     load_library("int f(void) { return 7; }", "seven").f()      # 7; stats().memory_hits is one more

@@ -1,9 +1,9 @@
-"""Two ways to compute one thing: measured once per class of sizes, then the faster one is taken.
+"""Chooses the faster of two implementations, measured once per class of sizes.
 
-Their bits differ, and a clock may say one thing today and another tomorrow. So nothing is measured
-or taken by measurement under `torch.use_deterministic_algorithms(True)`: PyTorch's own way runs.
+In: two callables that write the same result. Out: which of them to run. Their bits differ, and
+measurements vary. So nothing is measured under `torch.use_deterministic_algorithms(True)`, and
+PyTorch's own implementation runs.
 
-In: two callables that write the same result. Out: which of them to run.
 Sizes are of one class when they have the same number of bits.
 """
 

@@ -1,10 +1,10 @@
-"""Kernels of blocks for GPUs: compiled by Triton for a form, and launched.
+"""Compiles kernels of blocks by Triton for a form of their arguments, and launches them.
 
-In:  a function of a module (`runtime/blocks`), what it takes. Out: `CompiledKernel`s; cubins.
+In:  a function of a module (`runtime/blocks`), its arguments. Out: `CompiledKernel`s; cubins.
 
-Triton's own launch looks at every argument anew, to find for what to compile. Here a `Form` says
-that, so that few are compiled: a size that is 1 today, or a multiple of 16 that no memory is
-strided by, is a size like others. What is compiled is kept by form, and launched as it is.
+Triton's own launch inspects every argument, and compiles anew for a size of 1 or a multiple of 16.
+Here a `Form` has only what matters for the code, so that few kernels are compiled. They are cached
+by form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Is this machine ready? What `lowtide doctor` prints.
+"""`lowtide doctor`: checks the machine.
 
-In: nothing. Out: a list of `Check`; each says what was found, and what to do if it is not well.
-A check never raises: what goes wrong inside it is its finding.
+In: nothing. Out: a list of `Check`; each says what was found, and how to fix it. A check never
+raises: an exception inside becomes its finding.
 
     [Check(name='compiler', ok=True, detail='gcc 12.2.0, /usr/bin/gcc', remedy=''), …]
 """

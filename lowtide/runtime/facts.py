@@ -1,7 +1,7 @@
-"""Small facts kept on disk: what a compiler is, which schedule was fastest. Text by name.
+"""Small facts on disk: the version of a compiler, the fastest schedule. Text by name.
 
-In: a kind of facts, a key. Out: what was written under it, by this process or another; {} if there
-is nothing, or it is not whole. Never an error: what cannot be kept is found anew by each process.
+In: a kind of facts, a key. Out: what any process wrote under it; {} if there is nothing, or it is
+damaged. It never raises: a fact that cannot be stored is found anew by each process.
 
     <cache_dir>/lowtide-1/<kind>/<key>.json
 """

@@ -1,4 +1,4 @@
-"""Where files may be kept: the user's cache folder if it can be trusted, else a private one.
+"""The folder for cached files: the user's cache folder if it can be trusted, else a private one.
 
 In: `Config.cache_dir`. Out: `trusted()`, a folder that outlives the process, or None; `private()`,
 a folder of this process alone, removed when it exits.

@@ -1,15 +1,15 @@
-"""Many launches that were made before, made again at once: CUDA graphs.
+"""CUDA graphs: replays a sequence of launches as one.
 
-In:  a key, all that decides what is launched, and a function that launches it. Out: it is launched.
+In:  a key of all that decides the launches, and a function that makes them. Out: they are launched.
 
     the steps of an LSTM, 300 x 3 kernels    1st call   launched from Python
     in the same memory at each call          2nd        recorded, and launched as a graph
                                              later      launched as that graph
 
-PyTorch's allocator hands calls of the same sizes the same memory again and again. Where it does
-not, nothing is recorded. A graph holds launches only: nothing is allocated while it is recorded.
-The driver keeps some KB for each launch in a graph, outside of PyTorch's allocator; so there is a
-limit to them, and what was launched longest ago is given back.
+PyTorch's allocator usually gives calls of the same sizes the same memory. Otherwise nothing is
+recorded. A graph holds launches only: nothing is allocated during recording. CUDA's driver takes
+some KB for each launch in a graph, outside of PyTorch's allocator. So their number is limited, and
+the graph that was launched longest ago is freed.
 """
 
 from __future__ import annotations

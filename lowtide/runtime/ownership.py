@@ -1,19 +1,19 @@
-"""Whether a tensor's memory is ours to write over: nobody but the caller of these functions has it.
+"""Exclusive ownership: decides whether a kernel may overwrite a tensor's memory.
 
-In: a tensor that its holder is done with. Out: True only where all that may keep its memory alive
-is counted: references of Python, uses of the tensor in C++ (saved tensors, buffers of autograd's
-engine), uses of its storage (views, detached tensors, arrays of numpy made of it).
+In: a tensor that its holder no longer needs. Out: True only if all references to its memory are
+known: Python's, the tensor's uses in C++ (saved tensors, buffers of autograd's engine), and uses of
+its storage (views, detached tensors, numpy arrays made of it).
 
     held = [conv(x)]
     is_alone(held, 0)               True
-    y = held[0].view(-1)            then False; so it is where an op has saved it for its gradient
-    over(held[0], (4, 8))           another tensor in the same memory; values as they are
+    y = held[0].view(-1)            then False, as after an op that saved it for its gradient
+    over(held[0], (4, 8))           another tensor in the same memory, with its values
 
-Memory that came from elsewhere (numpy, DLPack, a file, shared with processes) is never ours: who
-has it is not counted. Nor is a GPU's: another stream may still read what no tensor holds.
+Memory from outside PyTorch (numpy, DLPack, a file, shared memory) is never overwritten, since its
+references are unknown; nor a GPU's, since another stream may still read it.
 
-What counts are for something that nobody else has is found by asking it of such a thing, since it
-hangs on the versions of Python and PyTorch.
+The counts of a tensor without other references depend on the versions of Python and PyTorch, so
+they are measured on such a tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does a C compiler keep the meaning of generated C? A program of four functions that tells.
+"""Tests a C compiler with four functions that some compilers get wrong.
 
 In: a library that the compiler made of `TEXT`, with the flags that kernels get.
 Out: `faults(path)`, a line for each function that computed something else; () for a sound compiler.

@@ -1,13 +1,13 @@
-"""The steps of a loop in one foreign call: kernels, and how their slots change from step to step.
+"""Runs all steps of a loop in one foreign call: kernels, and the changes of their slots by step.
 
-In:  launches, in the order in which each step makes them, and moves: slots that differ by step.
+In:  the launches of a step, in order, and moves: the slots that differ by step.
 Out: nothing; the kernels have run. The GIL is released once for all steps.
 
     k0(pool, threads, work, h, x, y, t)      first step    h = h0
                                              step t        h = y + row * (t - 1), y = y + row * t
 
-A loop within a step is a launch, too: of what runs steps. Where its slots begin may move with the
-steps of the loop around it, and so are its moves themselves moved.
+An inner loop is a launch, too. The outer loop's moves also apply to the slots and moves of the
+inner loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C compiler: which one, with which flags, for which CPU.
+"""Finds the C compiler, its flags and the CPU.
 
 In: `LOWTIDE_CC`, else gcc, cc or clang on PATH, else the `ziglang` package's compiler.
 Out: a `Compiler` that turns one C file into a shared library, and a `Target`, the CPU it sees.
@@ -8,9 +8,8 @@ share one cache folder: it covers path, time, size and version of the compiler, 
     compiler()   Compiler(path='/usr/bin/gcc', kind='gcc', version='12.2.0', …)
     target()     Target(arch='x86_64', vector_bytes=64, features={'avx512f', 'fma', …})
 
-Asking the compiler costs a process (about 20 ms), and a program that shows whether it keeps the
-meaning of generated C (`probe`) another 100 ms, so its answers are kept in the cache folder; with
-them the first call takes under a millisecond, and those after it nothing.
+Querying the compiler costs a process (about 20 ms), and testing it (`probe`) another 100 ms, so the
+answers are cached on disk. With them the first call takes under a millisecond.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import contextlib
 import io
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -57,9 +58,9 @@ def blocks(page: str, kind: str) -> list[Block]:
     return found
 
 
-def run_page(path: Path, folder: Path) -> int:
+def run_page(path: Path, folder: Path, given: Mapping[str, object] | None = None) -> int:
     """Runs the `python` blocks of a page as one module, whose source is kept in `folder`; gives
-    how many there are."""
+    how many there are. `given`: names that the page takes for granted."""
     page = path.read_text(encoding="utf-8")
     found = blocks(page, "python")
     lines = [""] * (page.count("\n") + 1)
@@ -71,6 +72,7 @@ def run_page(path: Path, folder: Path) -> int:
     source.write_text("\n".join(lines), encoding="utf-8")
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(source)
+    vars(module).update(given or {})
     try:
         for block in found:
             _run(block, module, path, source)
