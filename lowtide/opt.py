@@ -23,7 +23,7 @@ from lowtide import compiler
 from lowtide.budget.budgeted import make_driver
 from lowtide.budget.dry_run import Walk
 from lowtide.budget.dry_run_steps import KernelStep
-from lowtide.codegen.staged import compile_program
+from lowtide.codegen.executable import compile_program
 from lowtide.errors import LowtideError
 from lowtide.execute.options import Options
 from lowtide.ir.core import Function, Value, print_function

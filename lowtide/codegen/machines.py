@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.codegen.c.executable import HostExecutable
-from lowtide.codegen.executable import Executable
+from lowtide.codegen.c.kernels import HostKernels
+from lowtide.codegen.kernels import Kernels
 from lowtide.compiler import fused
 from lowtide.tile.group import Fusion
 from lowtide.tile.summation import order_in_blocks, two_orders
@@ -38,7 +38,7 @@ class Kind:
         return tuple(TILINGS if self.machine == CPU else BLOCK_TILINGS)
 
 
-def executable(
+def kernels_of(
     fusion: Fusion,
     symbols: Sequence[str],
     scalars: Sequence[str],
@@ -46,19 +46,19 @@ def executable(
     kind: Kind,
     moving: Iterable[str] = (),
     updated: Mapping[str, str] | None = None,
-) -> Executable:
-    """A fused Program as kernels; see `Executable`. A sum that several of them would add up in
+) -> Kernels:
+    """A fused Program as kernels; see `Kernels`. A sum that several of them would add up in
     different orders is stored."""
     if kind.machine == CPU:
-        made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
+        made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         if differing := two_orders(made.plans, fusion.groups):
             fusion = fused(fusion.program, hints, blocks=False, once=differing)
-            made = HostExecutable(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
+            made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         return made
-    from lowtide.codegen.triton.executable import BlockExecutable  # few programs need it
+    from lowtide.codegen.triton.kernels import BlockKernels  # few programs need it
 
-    made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
+    made = BlockKernels(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
     if differing := two_orders(made.plans, fusion.groups, order_in_blocks):
         fusion = fused(fusion.program, hints, blocks=True, once=differing)
-        made = BlockExecutable(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
+        made = BlockKernels(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
     return made

@@ -1,7 +1,7 @@
 """A Program compiled in several tilings; the fastest is found by measurement.
 
-In:  a Program, as for `staged.compile_program`. Out: something that is called as an Executable is.
-     The first call with sizes of a class (as many bits each) measures on its own tensors, or finds
+In:  a Program, as for `executable.compile_program`. Out: something that is called as an
+     `Executable` is. The first call with sizes of a class (as many bits each) measures on its own tensors, or finds
      on disk what was measured by an earlier process on such a machine.
 
     exp(-d) @ b, 5000 x 5000 x 64      usual 31 ms   few rows 33   long sweeps 27   → long sweeps
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.codegen.executable import Executable, KernelInfo
+from lowtide.codegen.executable import Executable, compile_program
+from lowtide.codegen.kernels import KernelInfo, Kernels
 from lowtide.codegen.machines import Kind
-from lowtide.codegen.staged import Staged, compile_program
 from lowtide.errors import BackendError
 from lowtide.memory.plan import Event, MemoryPlan
 from lowtide.runtime import facts
@@ -52,7 +52,7 @@ class Found:
     """The fastest, and milliseconds of all; none where an earlier process has measured."""
 
     tiling: str
-    executable: Executable | Staged
+    executable: Executable
     times: Mapping[str, float]
 
 
@@ -106,7 +106,7 @@ class Tuned:
         """See `Executable`."""
         return self._at(sizes).time_ns(sizes)
 
-    def _plan(self, tiling: str) -> Executable | Staged:
+    def _plan(self, tiling: str) -> Executable:
         return self._compile(tiling=tiling)
 
     def __call__(
@@ -167,7 +167,7 @@ class Tuned:
 
     def _ways(
         self, sizes: Mapping[str, int], tilings: Iterable[str]
-    ) -> Iterator[tuple[str, Executable | Staged]]:
+    ) -> Iterator[tuple[str, Executable]]:
         """Of these, tilings that give kernels of their own, and need hardly more memory."""
         most = (1 + SHARE) * self.usual.memory(sizes).peak_bytes + ROOM
         seen: set[tuple[str, ...]] = set()
@@ -177,7 +177,7 @@ class Tuned:
                 yield tiling, made
             seen.add(text)
 
-    def _at(self, sizes: Mapping[str, int]) -> Executable | Staged:
+    def _at(self, sizes: Mapping[str, int]) -> Executable:
         """The one that runs at these sizes; where that is not known, what needs most."""
         bits = tuple(sizes[n].bit_length() for n in self.symbols)
         found = list(self._found.items())  # at once: another thread may add to them
@@ -220,8 +220,8 @@ def compile_least(
     scalars: Sequence[str],
     hints: Mapping[str, int],
     machine: str,
-) -> Executable | Staged:
-    """The tiling with the least peak at sizes like `hints`; as for `staged.compile_program`."""
+) -> Executable:
+    """The tiling with the least peak at sizes like `hints`; as for `executable.compile_program`."""
     plan = functools.partial(
         compile_program,
         program,
@@ -235,8 +235,8 @@ def compile_least(
 
 
 def _planned(
-    plan: Callable[[str], Executable | Staged], tilings: Iterable[str]
-) -> Iterator[tuple[str, Executable | Staged]]:
+    plan: Callable[[str], Executable], tilings: Iterable[str]
+) -> Iterator[tuple[str, Executable]]:
     """The program in each of these; one that the planner fails at, if not the usual, is none."""
     for tiling in tilings:
         try:
@@ -248,11 +248,11 @@ def _planned(
         yield tiling, made
 
 
-def _parts(way: Executable | Staged) -> list[Executable]:
-    return list(way.executables()) if isinstance(way, Staged) else [way]
+def _parts(way: Executable) -> list[Kernels]:
+    return list(way.kernels_by_head.values())
 
 
-def _compiled(ways: Mapping[str, Executable | Staged]) -> dict[str, Executable | Staged]:
+def _compiled(ways: Mapping[str, Executable]) -> dict[str, Executable]:
     """Those that the compiler takes, and the usual one: its error is the caller's."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = {n: [pool.submit(x.bound) for x in _parts(w)] for n, w in ways.items()}
@@ -264,7 +264,7 @@ def _is_made(kernels: Any) -> bool:
     return not isinstance(kernels.exception(), BackendError)
 
 
-def _run(way: Executable | Staged, call: tuple[Any, ...]) -> float:
+def _run(way: Executable, call: tuple[Any, ...]) -> float:
     """Milliseconds of one call; endless where the machine refuses a kernel, or is full."""
     first = _parts(way)[0]
     settle = functools.partial(first.settle, first.device_of(call[0]))

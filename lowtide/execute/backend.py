@@ -70,7 +70,7 @@ def _compiled(
     elif tiles == "least":
         from lowtide.codegen.tuned import compile_least as compiler
     else:
-        from lowtide.codegen.staged import compile_program as compiler
+        from lowtide.codegen.executable import compile_program as compiler
     return compiler(program, symbols=symbols, scalars=scalars, hints=hints, machine=machine)
 
 
@@ -78,6 +78,6 @@ def cuts_strips(program: Program, hints: Mapping[str, int], machine: str) -> boo
     """Would a product of pairs be done more than once, if the code generator did not cut strips?"""
     if _chosen[0] is not None:
         return False
-    from lowtide.codegen.staged import cuts_strips as found  # costs time to import
+    from lowtide.codegen.executable import cuts_strips as found  # costs time to import
 
     return found(program, hints, machine)

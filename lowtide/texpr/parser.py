@@ -43,7 +43,7 @@ def parse_program(text: str, sizes: Mapping[str, Index] | None = None) -> Progra
     return _Parser(text, dict(sizes or {})).program()
 
 
-class _Line:
+class Line:
     """One line, and how far it is read."""
 
     def __init__(self, number: int, text: str) -> None:
@@ -107,6 +107,14 @@ class _Line:
         self.advance()
         return dtypes.BY_NAME[name]
 
+    def literal(self) -> object:
+        """The constant that the rest of the line is."""
+        rest, self.position = self.text[self.position :].strip(), len(self.text)
+        try:
+            return parse_literal(rest)
+        except ValueError as error:
+            raise self.fail("a constant") from error
+
     def string(self) -> str:
         return str(parse_literal(self.take("string", "a string in quotes")))
 
@@ -134,7 +142,7 @@ class _Line:
 class _Parser:
     def __init__(self, text: str, sizes: dict[str, Index]) -> None:
         raw = enumerate(text.splitlines(), start=1)
-        self.lines = [_Line(n, line.rstrip()) for n, line in raw if line.strip()]
+        self.lines = [Line(n, line.rstrip()) for n, line in raw if line.strip()]
         self.sizes = sizes
         self.dtypes: dict[str, DType] = {}
         self.made = Program()
@@ -143,7 +151,7 @@ class _Parser:
         waiting = list(self.lines)
         while waiting:
             line = waiting.pop(0)
-            parts: list[_Line] = []
+            parts: list[Line] = []
             while waiting and waiting[0].text.startswith(" "):
                 parts.append(waiting.pop(0))
             word = line.peek()[1]
@@ -160,14 +168,14 @@ class _Parser:
 
     # -- lines --
 
-    def size(self, line: _Line) -> None:
+    def size(self, line: Line) -> None:
         name, low = line.name(), None
         if line.skip(">="):
             sign = -1 if line.skip("-") else 1
             low = sign * int(line.take("number", "a number"))
         self.sizes.setdefault(name, as_index(Size(name, low)))
 
-    def input(self, line: _Line) -> None:
+    def input(self, line: Line) -> None:
         name, dtype, shape = self.typed(line)
         line.need("strides", "(")
         strides = self.indices(line, ")")
@@ -178,7 +186,7 @@ class _Parser:
             name=name, dtype=dtype, shape=shape, strides=strides, order=order
         )
 
-    def delay(self, line: _Line) -> None:
+    def delay(self, line: Line) -> None:
         name, dtype, shape = self.typed(line)
         line.need("=")
         source = line.name()
@@ -196,7 +204,7 @@ class _Parser:
         )  # fmt: skip
         line.position = len(line.text)
 
-    def equal(self, line: _Line) -> None:
+    def equal(self, line: Line) -> None:
         scope = _Scope(self, {})
         first = scope.index(line)
         line.need(",")
@@ -204,16 +212,16 @@ class _Parser:
         line.need(":")
         self.made.equalities.append((first, second, line.string()))
 
-    def output(self, line: _Line) -> None:
+    def output(self, line: Line) -> None:
         self.made.outputs = self.values(line)
 
-    def check(self, line: _Line) -> None:
+    def check(self, line: Line) -> None:
         self.made.checks = self.values(line)
 
-    def again(self, line: _Line) -> None:
+    def again(self, line: Line) -> None:
         self.made.again = frozenset(line.names())
 
-    def values(self, line: _Line) -> list[str]:
+    def values(self, line: Line) -> list[str]:
         found: list[str] = []
         while not found or line.skip(","):
             if line.peek()[1] not in self.dtypes:
@@ -221,7 +229,7 @@ class _Parser:
             found.append(line.name())
         return found
 
-    def typed(self, line: _Line) -> tuple[str, DType, tuple[Index, ...]]:
+    def typed(self, line: Line) -> tuple[str, DType, tuple[Index, ...]]:
         name = line.name()
         line.need(":")
         dtype = line.dtype()
@@ -229,15 +237,15 @@ class _Parser:
         self.declare(line, name, dtype)
         return name, dtype, self.indices(line, "]")
 
-    def declare(self, line: _Line, name: str, dtype: DType) -> None:
+    def declare(self, line: Line, name: str, dtype: DType) -> None:
         if name in self.dtypes:
             raise line.fail(f"a new name, {name} is taken")
         self.dtypes[name] = dtype
 
-    def indices(self, line: _Line, close: str) -> tuple[Index, ...]:
+    def indices(self, line: Line, close: str) -> tuple[Index, ...]:
         return _Scope(self, {}).indices(line, close)
 
-    def definition(self, line: _Line, parts: list[_Line]) -> None:
+    def definition(self, line: Line, parts: list[Line]) -> None:
         name = line.name()
         line.need("[")
         scope = _Scope(self, {})
@@ -265,7 +273,7 @@ class _Parser:
         self.made.defs[name] = Def(name=name, axes=axes, expr=e, loc=loc, op=op)
 
 
-_HEADS: Final[Mapping[str, Callable[[_Parser, _Line], None]]] = {
+_HEADS: Final[Mapping[str, Callable[[_Parser, Line], None]]] = {
     "size": _Parser.size,
     "input": _Parser.input,
     "delay": _Parser.delay,
@@ -276,16 +284,84 @@ _HEADS: Final[Mapping[str, Callable[[_Parser, _Line], None]]] = {
 }
 
 
-class _Scope:
+class IndexReader:
+    """Reads indices over `axes` and sizes; sizes that are not known yet are added to `sizes`."""
+
+    def __init__(self, sizes: dict[str, Index]) -> None:
+        self.sizes = sizes
+        self.axes: dict[str, Axis] = {}
+
+    def data(self, line: Line) -> Index:
+        """What stands between the brackets of an index that is data."""
+        raise line.fail("an index that is known before the run")
+
+    def indices(self, line: Line, close: str) -> tuple[Index, ...]:
+        found: list[Index] = []
+        while not line.skip(close):
+            found.append(self.index(line))
+            if not line.skip(",") and line.peek()[1] != close:
+                raise line.fail(f"`,` or `{close}`")
+        return tuple(found)
+
+    def index(self, line: Line) -> Index:
+        total = -self.product(line) if line.skip("-") else self.product(line)
+        while True:
+            if line.skip("+"):
+                total = total + self.product(line)
+            elif line.skip("-"):
+                total = total - self.product(line)
+            else:
+                return total
+
+    def product(self, line: Line) -> Index:
+        total = self.factor(line)
+        while True:
+            if line.skip("*"):
+                total = total * self.factor(line)
+            elif line.skip("//"):
+                total = floordiv(total, self.factor(line))
+            elif line.skip("%"):
+                total = mod(total, self.factor(line))
+            else:
+                return total
+
+    def factor(self, line: Line) -> Index:
+        kind, word = line.peek()
+        if kind == "number" and word.isdecimal():
+            line.advance()
+            return as_index(int(word))
+        if line.skip("("):
+            inner = self.index(line)
+            line.need(")")
+            return inner
+        if line.skip("["):
+            data = self.data(line)
+            line.need("]")
+            return data
+        if line.skip("clamp", "("):
+            num = self.index(line)
+            line.need(",")
+            extent = self.index(line)
+            line.need(")")
+            return clamp(num, extent)
+        if kind != "name":
+            raise line.fail("an index")
+        line.advance()
+        if word in self.axes:
+            return as_index(self.axes[word])
+        return self.sizes.setdefault(word, as_index(Size(word)))
+
+
+class _Scope(IndexReader):
     """The axes and parts of one definition."""
 
     def __init__(self, parser: _Parser, axes: dict[str, Axis]) -> None:
+        super().__init__(parser.sizes)
         self.dtypes = parser.dtypes
-        self.sizes = parser.sizes
         self.axes = axes
         self.parts: dict[str, Expr] = {}
 
-    def binders(self, line: _Line) -> tuple[Axis, ...]:
+    def binders(self, line: Line) -> tuple[Axis, ...]:
         """`i:N, j:4]`: axes of this definition; the same again, where they are known."""
         found: list[Axis] = []
         while not line.skip("]"):
@@ -300,9 +376,13 @@ class _Scope:
                 raise line.fail("`,` or `]`")
         return tuple(found)
 
+    def data(self, line: Line) -> Index:
+        """See the base class."""
+        return gather(self.expr(line))
+
     # -- expressions --
 
-    def expr(self, line: _Line) -> Expr:
+    def expr(self, line: Line) -> Expr:
         kind, word = line.peek()
         if kind == "number" or word == "-" or word in (*_FLOATS, "True", "False"):
             return self.number(line)
@@ -321,7 +401,7 @@ class _Scope:
             return self.bracketed(line, word)
         return self.called(line, word)
 
-    def number(self, line: _Line) -> Expr:
+    def number(self, line: Line) -> Expr:
         sign = -1 if line.skip("-") else 1
         word = line.peek()[1]
         line.advance()
@@ -333,10 +413,10 @@ class _Scope:
             raise line.fail("a number")
         return ex.const(sign * int(word), self.of(line, dtypes.i64))
 
-    def of(self, line: _Line, usual: DType) -> DType:
+    def of(self, line: Line, usual: DType) -> DType:
         return line.dtype() if line.skip(":") else usual
 
-    def bracketed(self, line: _Line, word: str) -> Expr:
+    def bracketed(self, line: Line, word: str) -> Expr:
         """`x[i, j]` or `sum[j:4](…)`."""
         begin = line.position
         line.advance()
@@ -356,7 +436,7 @@ class _Scope:
         line.need("[")
         return ex.load(word, self.indices(line, "]"), self.dtypes[word])
 
-    def called(self, line: _Line, word: str) -> Expr:
+    def called(self, line: Line, word: str) -> Expr:
         """`exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
         line.advance()
         dtype = line.dtype() if line.skip(":") else None
@@ -383,61 +463,3 @@ class _Scope:
             kinds = ", ".join(str(a.dtype) for a in args)
             raise line.fail(f"operands of one dtype, not {kinds}")
         return ex.apply(word, args, dtype or result_of(word, args))
-
-    # -- indices --
-
-    def indices(self, line: _Line, close: str) -> tuple[Index, ...]:
-        found: list[Index] = []
-        while not line.skip(close):
-            found.append(self.index(line))
-            if not line.skip(",") and line.peek()[1] != close:
-                raise line.fail(f"`,` or `{close}`")
-        return tuple(found)
-
-    def index(self, line: _Line) -> Index:
-        total = -self.product(line) if line.skip("-") else self.product(line)
-        while True:
-            if line.skip("+"):
-                total = total + self.product(line)
-            elif line.skip("-"):
-                total = total - self.product(line)
-            else:
-                return total
-
-    def product(self, line: _Line) -> Index:
-        total = self.factor(line)
-        while True:
-            if line.skip("*"):
-                total = total * self.factor(line)
-            elif line.skip("//"):
-                total = floordiv(total, self.factor(line))
-            elif line.skip("%"):
-                total = mod(total, self.factor(line))
-            else:
-                return total
-
-    def factor(self, line: _Line) -> Index:
-        kind, word = line.peek()
-        if kind == "number" and word.isdecimal():
-            line.advance()
-            return as_index(int(word))
-        if line.skip("("):
-            inner = self.index(line)
-            line.need(")")
-            return inner
-        if line.skip("["):
-            data = self.expr(line)
-            line.need("]")
-            return gather(data)
-        if line.skip("clamp", "("):
-            num = self.index(line)
-            line.need(",")
-            extent = self.index(line)
-            line.need(")")
-            return clamp(num, extent)
-        if kind != "name":
-            raise line.fail("an index")
-        line.advance()
-        if word in self.axes:
-            return as_index(self.axes[word])
-        return self.sizes.setdefault(word, as_index(Size(word)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lowtide import config
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.signature import Binding
 from lowtide.texpr.build import Builder
@@ -60,16 +60,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gpu]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[BlockExecutable]:
+def made(monkeypatch: pytest.MonkeyPatch) -> list[BlockKernels]:
     """Every executable of blocks that the test has made."""
-    found: list[BlockExecutable] = []
-    real = BlockExecutable.bound
+    found: list[BlockKernels] = []
+    real = BlockKernels.bound
 
-    def bound(self: BlockExecutable) -> object:
+    def bound(self: BlockKernels) -> object:
         found.append(self)
         return real(self)
 
-    monkeypatch.setattr(BlockExecutable, "bound", bound)
+    monkeypatch.setattr(BlockKernels, "bound", bound)
     return found
 
 

@@ -16,8 +16,8 @@ import torch
 
 import lowtide as lt
 from lowtide import config
-from lowtide.codegen.triton import executable as triton_executable
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton import kernels as triton_kernels
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import blocks
 from lowtide.runtime.cubins import SHARED_BYTES, Cubin
 from lowtide.tile.gpu import gpu_like
@@ -29,7 +29,7 @@ from tests.blocks.test_values import backward, leaves, results
 class Kernel:
     """One of a program's kernels: a function, by name."""
 
-    executable: BlockExecutable
+    executable: BlockKernels
     name: str
 
     @property
@@ -53,10 +53,10 @@ class Kernel:
 
 def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
     """Those of a program and its gradient, planned for such a GPU, of which none is run."""
-    found: dict[str, BlockExecutable] = {}
-    bound = BlockExecutable.bound
+    found: dict[str, BlockKernels] = {}
+    bound = BlockKernels.bound
 
-    def noted(self: BlockExecutable) -> Any:
+    def noted(self: BlockKernels) -> Any:
         found[self.source] = self
         return bound(self)
 
@@ -66,8 +66,8 @@ def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
                 x.fill_(1)  # indices in bounds, checks that hold
 
     with pytest.MonkeyPatch.context() as patch, config.override(interpret_blocks=True):
-        patch.setattr(BlockExecutable, "bound", noted)
-        patch.setattr(triton_executable, "gpu", lambda _: gpu_like(capability))
+        patch.setattr(BlockKernels, "bound", noted)
+        patch.setattr(triton_kernels, "gpu", lambda _: gpu_like(capability))
         patch.setattr(blocks.BlockKernel, "__call__", unrun)
         patch.setattr(blocks.BlockKernel, "launch", lambda *_: None)
         given = results(lt.script(case.fn)(*leaves(case)))

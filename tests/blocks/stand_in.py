@@ -13,7 +13,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import cubins
 from lowtide.runtime.blocks import load
 from lowtide.runtime.graphs import GRAPHS
@@ -130,7 +130,7 @@ class Gpu:
         patch.setattr(torch.cuda, "Stream", lambda _: None)
         patch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
         patch.setattr(Binding, "machine", "cuda")
-        patch.setattr(BlockExecutable, "device", torch.device("cpu"))
+        patch.setattr(BlockKernels, "device", torch.device("cpu"))
 
     def is_capturing(self) -> bool:
         return self.capturing or self.graph is not None

@@ -13,7 +13,7 @@ from torch.autograd import profiler
 
 import lowtide as lt
 from lowtide import config
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 
 pytestmark = pytest.mark.filterwarnings("error:.*is refused")
 
@@ -62,7 +62,7 @@ def check(fn: Any, given: Sequence[Any], wanted: Sequence[int] = (), near: float
     return compiled
 
 
-def atomics(made: Sequence[BlockExecutable]) -> int:
+def atomics(made: Sequence[BlockKernels]) -> int:
     return sum(source.count(ATOMIC) for source in {x.source for x in made})
 
 
@@ -140,7 +140,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
-def test_slices(fn: Any, made: list[BlockExecutable], device: torch.device) -> None:
+def test_slices(fn: Any, made: list[BlockKernels], device: torch.device) -> None:
     torch.manual_seed(0)
     x, v = torch.randn(20, 40, device=device), torch.randn(90, 40, device=device)
     check(fn, [x, index(20, 90).to(device), v], (0, 2), near=1e-4)
@@ -151,7 +151,7 @@ def scaled(x: Tensor, i: Tensor, v: Tensor, by: float, times: int) -> Tensor:
     return x.index_add(0, i, v, alpha=by) * x.index_add(1, i, v.t(), alpha=times)
 
 
-def test_numbers_of_the_call(made: list[BlockExecutable], device: torch.device) -> None:
+def test_numbers_of_the_call(made: list[BlockKernels], device: torch.device) -> None:
     x, v = torch.randn(20, 20, device=device), torch.randn(90, 20, device=device)
     check(scaled, [x, index(20, 90).to(device), v, 0.25, 300], (0, 2), near=1e-3)
     assert atomics(made)
@@ -175,14 +175,14 @@ def along_rows(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fn", [elements, along_rows])
-def test_elements(fn: Any, made: list[BlockExecutable], device: torch.device) -> None:
+def test_elements(fn: Any, made: list[BlockKernels], device: torch.device) -> None:
     torch.manual_seed(0)
     x, v = torch.randn(50, 40, device=device), torch.randn(50, 36, device=device)
     check(fn, [x, index(50, 50, 36).to(device), v], (0, 2))
     assert atomics(made)
 
 
-def test_a_part_of_the_source(made: list[BlockExecutable], device: torch.device) -> None:
+def test_a_part_of_the_source(made: list[BlockKernels], device: torch.device) -> None:
     """The index is smaller; where gradients are recorded, that is PyTorch's error."""
     given = [torch.randn(s, device=device) for s in ((20, 40), (36, 50))]
     at = index(20, 33, 38).to(device)
@@ -233,7 +233,7 @@ def in_the_middle(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
     return x.index_add(1, i, v.exp())
 
 
-def test_channels_last(made: list[BlockExecutable], device: torch.device) -> None:
+def test_channels_last(made: list[BlockKernels], device: torch.device) -> None:
     x = torch.randn(3, 20, 5, 4, device=device).to(memory_format=torch.channels_last)
     v = torch.randn(3, 50, 5, 4, device=device).to(memory_format=torch.channels_last)
     given = [x, index(20, 50).to(device), v]
@@ -251,21 +251,21 @@ def test_one_place_for_all(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_dtypes_of_places(
-    dtype: torch.dtype, made: list[BlockExecutable], device: torch.device
+    dtype: torch.dtype, made: list[BlockKernels], device: torch.device
 ) -> None:
     x, v = torch.randn(20, 40, device=device), torch.randn(90, 40, device=device)
     check(plain, [x, index(20, 90, dtype=dtype).to(device), v], (0, 2))
     assert atomics(made)
 
 
-def test_in_float64(made: list[BlockExecutable], device: torch.device) -> None:
+def test_in_float64(made: list[BlockKernels], device: torch.device) -> None:
     x, v = torch.randn(2, 90, 40, dtype=torch.float64, device=device)
     check(fused, [x[:20], index(20, 90).to(device), v], (0, 2), near=1e-12)
     assert atomics(made)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-def test_integers(dtype: torch.dtype, made: list[BlockExecutable], device: torch.device) -> None:
+def test_integers(dtype: torch.dtype, made: list[BlockKernels], device: torch.device) -> None:
     """Sums of these are the same in any order, also where they leave their range."""
     x = torch.full((20, 40), torch.iinfo(dtype).max, dtype=dtype, device=device)
     i, v = index(20, 90).to(device), torch.randint(-99, 99, (90, 40), dtype=dtype).to(device)
@@ -275,7 +275,7 @@ def test_integers(dtype: torch.dtype, made: list[BlockExecutable], device: torch
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool])
 def test_left_to_pytorch(
-    dtype: torch.dtype, made: list[BlockExecutable], device: torch.device
+    dtype: torch.dtype, made: list[BlockKernels], device: torch.device
 ) -> None:
     x, v = torch.ones(20, 40, device=device).to(dtype), torch.ones(90, 40, device=device).to(dtype)
     i = torch.arange(90, device=device) % 20
@@ -303,9 +303,7 @@ def written_elements(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fn", [written, written_twice, written_elements])
-def test_into_what_the_region_made(
-    fn: Any, made: list[BlockExecutable], device: torch.device
-) -> None:
+def test_into_what_the_region_made(fn: Any, made: list[BlockKernels], device: torch.device) -> None:
     torch.manual_seed(0)
     x, v = torch.randn(20, 40, device=device), torch.randn(90, 40, device=device)
     wanted = (2,) if fn is written_elements else (0, 2)
@@ -343,9 +341,7 @@ def test_into_itself_is_pytorchs_error() -> None:
 
 
 @pytest.mark.parametrize("fn", [into_a_view, seen_by_a_view, into_an_argument])
-def test_other_writes_are_pytorchs(
-    fn: Any, made: list[BlockExecutable], device: torch.device
-) -> None:
+def test_other_writes_are_pytorchs(fn: Any, made: list[BlockKernels], device: torch.device) -> None:
     x, v = torch.randn(20, 40, device=device), torch.randn(90, 40, device=device)
     i = index(20, 90).to(device)
     mine, theirs = x.clone(), x.clone()
@@ -433,7 +429,7 @@ def test_shapes_that_do_not_fit(shape: tuple[int, ...]) -> None:
 
 
 def test_the_flag_is_asked_at_each_call(
-    deterministic: Callable[[bool], None], made: list[BlockExecutable], device: torch.device
+    deterministic: Callable[[bool], None], made: list[BlockKernels], device: torch.device
 ) -> None:
     x, v = torch.randn(20, 40, device=device), torch.randn(90, 40, device=device)
     given = [x, index(20, 90).to(device), v]
@@ -465,7 +461,7 @@ def test_the_flag_of_the_backward_pass(
 
 
 def test_without_additions_the_flag_compiles_nothing(
-    deterministic: Callable[[bool], None], made: list[BlockExecutable], device: torch.device
+    deterministic: Callable[[bool], None], made: list[BlockKernels], device: torch.device
 ) -> None:
     def f(x: Tensor) -> Tensor:
         return x.sin().sum(1)

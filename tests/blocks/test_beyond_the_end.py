@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 
 INF = float("inf")
 
@@ -25,7 +25,7 @@ def held(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sides", ["left", "right", "both"])
 def test_expanded_sides(
-    sides: str, dtype: torch.dtype, made: list[BlockExecutable], device: torch.device
+    sides: str, dtype: torch.dtype, made: list[BlockKernels], device: torch.device
 ) -> None:
     """All places along an axis of stride 0 are one, of which none is masked."""
     torch.manual_seed(0)
@@ -47,7 +47,7 @@ def test_infinity_of_an_expanded_side(device: torch.device) -> None:
     assert torch.equal(compiled(y.t(), x.t()), torch.full((36, 40), INF, device=device))
 
 
-def test_infinity_that_is_held(made: list[BlockExecutable], device: torch.device) -> None:
+def test_infinity_that_is_held(made: list[BlockKernels], device: torch.device) -> None:
     x, w = torch.zeros(3000, 20, device=device), torch.zeros(20, 50, device=device)
     x[7] = INF
     y = torch.ones(50, 36, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide import config
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from tests.blocks.stand_in import Gpu
 
 
@@ -49,7 +49,7 @@ def test_forms(gpu: Gpu) -> None:
     assert marks == [[(0,), (1,), (2,), (4,)], [(0,), (1,), (2,)], [(1,), (2,), (4,)]]
 
 
-def test_tritons_own_launch_compiles_the_same(gpu: Gpu, made: list[BlockExecutable]) -> None:
+def test_tritons_own_launch_compiles_the_same(gpu: Gpu, made: list[BlockKernels]) -> None:
     x, y = torch.randn(64), torch.randn(48)
     lt.script(shifted)(x, y, 0.5)
     (ours,) = gpu.launched

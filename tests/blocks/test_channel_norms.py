@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime.cubins import SHARED_BYTES
 from tests.blocks.cubins import kernels_of
 from tests.blocks.programs import CASES
@@ -59,7 +59,7 @@ def test_values(
     fn: Callable[..., Tensor],
     dtype: torch.dtype,
     shape: tuple[int, ...],
-    made: list[BlockExecutable],
+    made: list[BlockKernels],
 ) -> None:
     """Against float64: of sums in float32 there are fewer digits than of PyTorch's on the CPU."""
     near, apart = {

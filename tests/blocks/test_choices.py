@@ -8,9 +8,9 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen import gpus
-from lowtide.codegen.machines import CUDA, Kind, executable
-from lowtide.codegen.triton import executable as triton_executable
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.machines import CUDA, Kind, kernels_of
+from lowtide.codegen.triton import kernels as triton_kernels
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.compiler import fused
 from lowtide.runtime.blocks import BlockKernel
 from lowtide.runtime.gpus import Properties
@@ -37,15 +37,15 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[Choice]:
 
 
 def on(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
-    monkeypatch.setattr(triton_executable, "gpu", lambda _: gpu)
+    monkeypatch.setattr(triton_kernels, "gpu", lambda _: gpu)
 
 
-def made(name: str, tiling: str = "", hints: dict[str, int] = HINTS) -> BlockExecutable:
+def made(name: str, tiling: str = "", hints: dict[str, int] = HINTS) -> BlockKernels:
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
     kind = Kind(machine=CUDA, tiling=tiling)
-    found = executable(fused(b.program, hints, blocks=True), list(hints), [], hints, kind)
-    assert isinstance(found, BlockExecutable)
+    found = kernels_of(fused(b.program, hints, blocks=True), list(hints), [], hints, kind)
+    assert isinstance(found, BlockKernels)
     return found
 
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.driver import BlockDialect
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.errors import BackendError
 from lowtide.execute.driver import NO_MEMORY
 from lowtide.runtime import blocks, cubins, doctor
@@ -38,7 +39,7 @@ class Refused:
         return launch
 
 
-def test_a_refused_kernel_is_pytorchs(made: list[BlockExecutable]) -> None:
+def test_a_refused_kernel_is_pytorchs(made: list[BlockKernels]) -> None:
     compiled = lt.script(f)
     x, y = torch.randn(40), torch.randn(50)
     compiled(x, y)
@@ -54,7 +55,7 @@ def test_a_refused_kernel_is_pytorchs(made: list[BlockExecutable]) -> None:
     assert any("is refused" in n for n in compiled.memory(x, y).notes)
 
 
-def test_a_refused_backward_pass_is_pytorchs(made: list[BlockExecutable]) -> None:
+def test_a_refused_backward_pass_is_pytorchs(made: list[BlockKernels]) -> None:
     compiled = lt.script(f)
     x, y = torch.randn(40, requires_grad=True), torch.randn(50)
     compiled(x, y).sum().backward()
@@ -70,7 +71,7 @@ def test_a_refused_backward_pass_is_pytorchs(made: list[BlockExecutable]) -> Non
     assert "is refused: RuntimeError: out of resource" in str(compiled.explain(x, y))
 
 
-def test_out_of_memory_is_pytorchs_own_error(made: list[BlockExecutable]) -> None:
+def test_out_of_memory_is_pytorchs_own_error(made: list[BlockKernels]) -> None:
     class Full(Refused):
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -102,9 +103,9 @@ def test_no_memory_for_a_result(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> No
             return found
 
     made: list[weakref.ref[Tensor]] = []
-    real = BlockExecutable.scope
+    real = BlockDialect.scope
     free = Free()
-    monkeypatch.setattr(BlockExecutable, "scope", lambda self: {**real(self), "empty": free.empty})
+    monkeypatch.setattr(BlockDialect, "scope", lambda *x: {**real(*x), "empty": free.empty})
     compiled = lt.script(g)
     x, y = torch.randn(40), torch.randn(50)
     with pytest.raises(torch.OutOfMemoryError) as fault:
@@ -150,7 +151,7 @@ def test_a_refusal_says_what_to_do(
     assert remedy in found.remedy or "triton" in found.remedy
 
 
-def test_more_programs_than_a_grid_has(made: list[BlockExecutable]) -> None:
+def test_more_programs_than_a_grid_has(made: list[BlockKernels]) -> None:
     """It is no fault of the form: what is smaller is launched."""
     compiled = lt.script(f)
     x, y = torch.randn(40), torch.randn(50)
@@ -165,7 +166,7 @@ def test_more_programs_than_a_grid_has(made: list[BlockExecutable]) -> None:
     assert not kernel.faults
 
 
-def test_no_room_for_code_is_not_for_ever(made: list[BlockExecutable]) -> None:
+def test_no_room_for_code_is_not_for_ever(made: list[BlockKernels]) -> None:
     class Full(Refused):
         def __getitem__(self, grid: tuple[int, ...]) -> Any:
             raise RuntimeError("Triton Error [CUDA]: out of memory")

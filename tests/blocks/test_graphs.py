@@ -13,7 +13,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton import steps
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.driver import BlockDialect
 from lowtide.runtime import graphs
 from lowtide.runtime.graphs import GRAPHS, Graphs
 from lowtide.tile import blocks
@@ -47,9 +47,12 @@ class Memory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     found = Memory()
-    monkeypatch.setattr(
-        BlockExecutable, "empty", lambda _, shape, dtype, device: found.empty(shape, dtype)
-    )
+    real = BlockDialect.scope
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype, device: object) -> Tensor:
+        return found.empty(shape, dtype)
+
+    monkeypatch.setattr(BlockDialect, "scope", lambda *x: {**real(*x), "empty": empty})
     monkeypatch.setattr(blocks, "LAUNCH_NS", 0)  # else one program would go through all steps
     GRAPHS.clear()
     yield found

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 
 HALVES = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 
@@ -29,14 +29,14 @@ def widened(x: Tensor, y: Tensor) -> Tensor:
     return x.float() @ y.float()
 
 
-def dots(made: list[BlockExecutable]) -> list[str]:
+def dots(made: list[BlockKernels]) -> list[str]:
     return [line for e in made for line in e.source.splitlines() if "= lt_dot(" in line]
 
 
 @pytest.mark.parametrize("fn", [product, scaled, widened])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_both_sides_are_halves(
-    fn: object, dtype: torch.dtype, made: list[BlockExecutable], device: torch.device
+    fn: object, dtype: torch.dtype, made: list[BlockKernels], device: torch.device
 ) -> None:
     torch.manual_seed(0)
     x = torch.randn(37, 50).to(device, dtype)
@@ -50,7 +50,7 @@ def test_both_sides_are_halves(
     assert line.count(f".to({HALVES[dtype]})") == 2
 
 
-def test_numbers_of_float32_stay_so(made: list[BlockExecutable]) -> None:
+def test_numbers_of_float32_stay_so(made: list[BlockKernels]) -> None:
     x, y = torch.randn(37, 50).bfloat16(), torch.randn(50, 33).bfloat16()
     torch.testing.assert_close(lt.script(mixed)(x, y), mixed(x, y), rtol=1e-4, atol=1e-4)
     (line,) = set(dots(made))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton import executable as triton_executable
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton import kernels as triton_kernels
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.tile.group import AGAIN
 from lowtide.tile.summation import order_in_blocks, two_orders
 
@@ -30,12 +30,12 @@ def given() -> tuple[Tensor, Tensor]:
     return torch.randn(150, 33), torch.randn(160, 33)
 
 
-def again(made: list[BlockExecutable]) -> list[str]:
+def again(made: list[BlockKernels]) -> list[str]:
     return [n for e in made for g in e.groups for n in g.defs if n.endswith(AGAIN)]
 
 
 @pytest.mark.parametrize("fn", [nearest, product])
-def test_one_order(fn: Callable[..., Tensor], made: list[BlockExecutable]) -> None:
+def test_one_order(fn: Callable[..., Tensor], made: list[BlockKernels]) -> None:
     compiled = lt.script(fn)
     assert int(compiled(*given())) == 1
     assert again(made)
@@ -44,8 +44,8 @@ def test_one_order(fn: Callable[..., Tensor], made: list[BlockExecutable]) -> No
 
 
 def test_what_has_two_orders_is_stored(
-    made: list[BlockExecutable], monkeypatch: pytest.MonkeyPatch
+    made: list[BlockKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_executable, "computed_again", lambda *_: frozenset())
+    monkeypatch.setattr(triton_kernels, "computed_again", lambda *_: frozenset())
     assert int(lt.script(nearest)(*given())) == 1
     assert not again(made)

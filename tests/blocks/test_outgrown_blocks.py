@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.execute import replan
 
 
@@ -23,7 +23,7 @@ def near(compiled: lt.ScriptFunction, *given: Tensor) -> None:
     torch.testing.assert_close(compiled(*given), shifted(*given), rtol=1e-3, atol=1e-3)
 
 
-def test_large_blocks_for_large_sizes(made: list[BlockExecutable]) -> None:
+def test_large_blocks_for_large_sizes(made: list[BlockKernels]) -> None:
     compiled, small, large = lt.script(shifted), inputs(40, 36, 50), inputs(500, 470, 70)
     for given in (small, large, small, inputs(41, 38, 50), inputs(470, 500, 80)):
         near(compiled, *given)
@@ -35,7 +35,7 @@ def test_large_blocks_for_large_sizes(made: list[BlockExecutable]) -> None:
     assert replan.OUTGROWN not in str(compiled.explain(*small))
 
 
-def test_blocks_that_suit_stay(made: list[BlockExecutable]) -> None:
+def test_blocks_that_suit_stay(made: list[BlockKernels]) -> None:
     """Sizes that are four times as large, and kernels that would be no faster."""
     compiled = lt.script(shifted)
     for n in (300, 1250):

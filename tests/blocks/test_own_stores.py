@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 
 
 def moments(x: Tensor) -> tuple[Tensor, ...]:
@@ -27,7 +27,7 @@ def one_column(x: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fn", [moments, one_column])
 def test_values_are_held(
-    fn: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype, made: list[BlockExecutable]
+    fn: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype, made: list[BlockKernels]
 ) -> None:
     x = torch.randn(5, 40).to(dtype)
     for found, want in zip(lt.script(fn)(x), fn(x), strict=True):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from tests.blocks.programs import CASES
 from tests.blocks.test_values import backward, leaves, results
 
@@ -31,7 +31,7 @@ def found(name: str) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["scaled-bf16", "integers", "looked-up", "loss", "rows"])
-def test_the_same_bits(name: str, made: list[BlockExecutable]) -> None:
+def test_the_same_bits(name: str, made: list[BlockKernels]) -> None:
     from tests.blocks.quick_interpreter import quicken
 
     want = found(name)

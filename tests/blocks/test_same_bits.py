@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import choice
 from tests.blocks import test_text
 from tests.blocks.programs import CASES, looked_up
@@ -49,7 +49,7 @@ def gathered(table: Tensor, index: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fn", [looked_up, pairs, gathered])
 def test_scatters_are_index_add(
-    fn: Callable[[Tensor, Tensor], Tensor], made: list[BlockExecutable], device: torch.device
+    fn: Callable[[Tensor, Tensor], Tensor], made: list[BlockKernels], device: torch.device
 ) -> None:
     torch.manual_seed(0)
     compiled = lt.script(fn)

@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 import lowtide as lt
 from lowtide.api.explain import BackwardLine
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.execute.gradient import Gradient, Pass
 from lowtide.tile import apart, axes, strips
 from tests.blocks.programs import looked_up, nearest, tied
@@ -59,7 +59,7 @@ def check(
     return compiled
 
 
-def atomics(made: Sequence[BlockExecutable]) -> int:
+def atomics(made: Sequence[BlockKernels]) -> int:
     return sum(source.count(ATOMIC) for source in {x.source for x in made})
 
 
@@ -88,9 +88,7 @@ def ordered(table: Tensor, at: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fn", [looked_up, pairs, gathered, projected, turned, ordered])
-def test_values(
-    fn: Callable[..., Tensor], made: list[BlockExecutable], device: torch.device
-) -> None:
+def test_values(fn: Callable[..., Tensor], made: list[BlockKernels], device: torch.device) -> None:
     torch.manual_seed(0)
     check(fn, [torch.randn(100, 40, device=device), index(100, 50, 7).to(device)])
     assert atomics(made), "nothing was added"
@@ -98,7 +96,7 @@ def test_values(
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_dtypes_of_places(
-    dtype: torch.dtype, made: list[BlockExecutable], device: torch.device
+    dtype: torch.dtype, made: list[BlockKernels], device: torch.device
 ) -> None:
     at = index(100, 50, 7, dtype=dtype).to(device)
     check(looked_up, [torch.randn(100, 40, device=device), at])
@@ -135,7 +133,7 @@ def test_one_place_for_all(dtype: torch.dtype, device: torch.device) -> None:
     assert not table.grad[:77].any()
 
 
-def test_in_float64(made: list[BlockExecutable], device: torch.device) -> None:
+def test_in_float64(made: list[BlockKernels], device: torch.device) -> None:
     table = torch.randn(100, 40, dtype=torch.float64, device=device)
     check(looked_up, [table, index(100, 50, 7).to(device)], near=1e-13)
     assert atomics(made) == 1
@@ -147,7 +145,7 @@ def test_a_table_that_lies_in_another_order(device: torch.device) -> None:
     check(tied, [table, index(100, 50, 7).to(device), index(100, 50, 2).to(device)], near=2e-3)
 
 
-def test_scatters_and_a_product(made: list[BlockExecutable], device: torch.device) -> None:
+def test_scatters_and_a_product(made: list[BlockKernels], device: torch.device) -> None:
     table = torch.randn(100, 40, device=device)
     check(tied, [table, index(100, 50, 7).to(device), index(100, 50, 2).to(device)], near=2e-3)
     assert atomics(made) == 2
@@ -195,9 +193,7 @@ def row_by_row(table: Tensor, w: Tensor, at: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("fn", [recurrent, from_nothing, row_by_row])
-def test_a_loop(
-    fn: Callable[..., Tensor], made: list[BlockExecutable], device: torch.device
-) -> None:
+def test_a_loop(fn: Callable[..., Tensor], made: list[BlockKernels], device: torch.device) -> None:
     given = torch.randn(100, 36, device=device), torch.randn(36, 36, device=device)
     compiled = check(fn, [*given, index(100, 70, 2).to(device)], (0, 1), near=2e-3)
     args = [given[0].requires_grad_(), given[1], index(100, 70, 2).to(device)]
@@ -234,7 +230,7 @@ def kernels(compiled: Any, *given: Tensor) -> list[str]:
 
 
 @pytest.mark.usefixtures("short_strips")
-def test_what_strips_have_added_up(made: list[BlockExecutable]) -> None:
+def test_what_strips_have_added_up(made: list[BlockKernels]) -> None:
     """A gradient begins as that, and what is added to it then is known by then."""
     torch.manual_seed(0)
     at, target = index(90, 140), torch.randint(0, 90, (140,))
@@ -258,7 +254,7 @@ def test_what_is_added_behind_strips() -> None:
 
 
 @pytest.mark.usefixtures("short_strips")
-def test_what_each_strip_adds(made: list[BlockExecutable]) -> None:
+def test_what_each_strip_adds(made: list[BlockKernels]) -> None:
     torch.manual_seed(0)
     given = [torch.randn(n, *c) for n, c in ((150, ()), (320, (33,)), (300, (33,)), (300, (33,)))]
     at = index(75, 320), index(75, 300)
@@ -279,7 +275,7 @@ def scatters(compiled: Any, *given: Tensor) -> tuple[int, int]:
 
 
 def test_the_flag_is_asked_at_each_call(
-    deterministic: Callable[[bool], None], made: list[BlockExecutable], device: torch.device
+    deterministic: Callable[[bool], None], made: list[BlockKernels], device: torch.device
 ) -> None:
     compiled = lt.script(looked_up)
     given = [torch.randn(100, 40, device=device), index(100, 33, 2).to(device)]
@@ -321,7 +317,7 @@ def test_only_passes_of_the_same_flag_are_compared(
 
 
 def test_without_scatters_the_flag_compiles_nothing(
-    deterministic: Callable[[bool], None], made: list[BlockExecutable], device: torch.device
+    deterministic: Callable[[bool], None], made: list[BlockKernels], device: torch.device
 ) -> None:
     def f(x: Tensor) -> Tensor:
         return x.sin().sum(1)

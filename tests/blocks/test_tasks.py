@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime.blocks import BlockKernel, Form
 
 MOST_POINTS = 1 << 14  # of a block that a program holds
@@ -80,7 +80,7 @@ def points(text: str, widths: dict[str, int]) -> int:
 def test_tasks(
     fn: Callable[..., Any],
     sizes: tuple[tuple[int, ...], ...],
-    made: list[BlockExecutable],
+    made: list[BlockKernels],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launched: dict[BlockKernel, tuple[int, int, tuple[int, ...]]] = {}

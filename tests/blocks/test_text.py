@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowtide.codegen.machines import CUDA, Kind, executable
-from lowtide.codegen.triton.executable import BlockExecutable
-from lowtide.compiler import fused
+from lowtide.codegen.executable import Executable, compile_program
+from lowtide.codegen.machines import CUDA
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.ir import dtypes as dt
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder
@@ -20,17 +20,24 @@ from lowtide.texpr.printer import print_program
 from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
 
 
-def compiled(program: Program) -> BlockExecutable:
-    kind = Kind(machine=CUDA)
-    found = executable(fused(program, HINTS, blocks=True), list(HINTS), [], HINTS, kind)
-    assert isinstance(found, BlockExecutable)
+def compiled(program: Program) -> BlockKernels:
+    found = planned(program).first
+    assert isinstance(found, BlockKernels)
     return found
 
 
-def made(name: str) -> BlockExecutable:
+def planned(program: Program, machine: str = CUDA) -> Executable:
+    return compile_program(program, symbols=list(HINTS), scalars=[], hints=HINTS, machine=machine)
+
+
+def named(name: str) -> Program:
     b = Builder()
     b.program.outputs = [v.name for v in PROGRAMS[name](b)]
-    return compiled(b.program)
+    return b.program
+
+
+def made(name: str) -> BlockKernels:
+    return compiled(named(name))
 
 
 def scattered() -> Program:
@@ -58,15 +65,14 @@ def scattered() -> Program:
 
 def test_what_is_made_of_nothing_is_on_the_machines_device() -> None:
     """A state of zeros before a loop, say: there is no tensor that tells where."""
-    kind = Kind(machine="cuda:1")
     program = Program(
         defs={"t": Def(name="t", axes=(Axis("i", N),), expr=ex.const(0.0, dt.f32))}, outputs=["t"]
     )
-    found = executable(fused(program, HINTS, blocks=True), list(HINTS), [], HINTS, kind)
-    assert isinstance(found, BlockExecutable)
+    executable = planned(program, "cuda:1")
+    found = executable.first
     assert found.device_of([]) == torch.device("cuda", 1)
     assert found.device_of([torch.zeros(1, device="meta")]) == torch.device("meta")
-    assert "device = home" in found.driver
+    assert "device = home" in executable.driver
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -78,7 +84,7 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 def test_scatter(golden: Callable[[str, str], None]) -> None:
     found = compiled(scattered())
     texts = [print_program(found.program), *map(str, found.plans), *(t.text for t in found.texts)]
-    golden("scatter", "\n\n".join([*texts, found.driver]))
+    golden("scatter", "\n\n".join([*texts, planned(scattered()).driver]))
 
 
 def test_what_is_added_to_is_no_value() -> None:
@@ -118,4 +124,4 @@ def test_a_tensor_begins_in_a_kernel_of_its_own() -> None:
 
 
 def test_the_driver_allocates_launches_and_lets_go(golden: Callable[[str, str], None]) -> None:
-    golden("chamfer_driver", made("chamfer").driver)
+    golden("chamfer_driver", planned(named("chamfer")).driver)

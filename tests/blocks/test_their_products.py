@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import choice
 from tests.blocks.stand_in import Gpu
 
@@ -118,7 +118,7 @@ def test_within_a_users_graph_nothing_is_measured(gpu: Gpu, measured: list[int])
 
 @pytest.mark.parametrize("fn", [rounded_twice, added])
 def test_what_is_more_than_a_product_is_a_kernel(
-    fn: Callable[..., Tensor], gpu: Gpu, made: list[BlockExecutable]
+    fn: Callable[..., Tensor], gpu: Gpu, made: list[BlockKernels]
 ) -> None:
     """A program that widens by itself asks for a sum in float32; PyTorch's product of halves may
     have parts of it in less."""

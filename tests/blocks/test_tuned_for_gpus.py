@@ -14,7 +14,8 @@ from torch import Tensor
 import lowtide as lt
 from lowtide import config
 from lowtide.codegen import machines, tuned
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.executable import Executable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import blocks
 from lowtide.tile.target import BLOCK_TILINGS
 from tests.blocks.stand_in import Gpu
@@ -99,20 +100,20 @@ def test_within_a_users_graph_nothing_is_measured(gpu: Gpu, measured: list[list[
 
 
 def test_what_finds_no_room_is_not_taken(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, made: list[BlockExecutable]
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, made: list[BlockKernels]
 ) -> None:
     """Of one tiling it is no error of the call; where none finds any, nothing is remembered."""
 
-    def full(self: BlockExecutable, *given: Any) -> Any:
+    def full(self: Executable, *given: Any) -> Any:
         if is_full(self):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(self, *given)
 
-    def is_full(one: BlockExecutable) -> bool:
-        return room == "none" or (room == "one" and one is not made[0])
+    def is_full(one: Executable) -> bool:
+        return room == "none" or (room == "one" and one.first is not made[0])
 
-    real = BlockExecutable.__call__
-    monkeypatch.setattr(BlockExecutable, "__call__", full)
+    real = Executable.__call__
+    monkeypatch.setattr(Executable, "__call__", full)
     monkeypatch.setattr(blocks, "identity", lambda _: "Some GPU triton")
     compiled, room = lt.script(kernel_sum, tune=True), "none"
     with pytest.raises(torch.OutOfMemoryError):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from tests.blocks.programs import CASES, Case
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def backward(found: Sequence[Tensor]) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in CASES]
 )
-def test_values(name: str, made: list[BlockExecutable], device: torch.device) -> None:
+def test_values(name: str, made: list[BlockKernels], device: torch.device) -> None:
     case = CASES[name]
     compiled = lt.script(case.fn)
     given, same = leaves(case, device), leaves(case, device)
@@ -63,7 +63,7 @@ def test_values(name: str, made: list[BlockExecutable], device: torch.device) ->
             torch.testing.assert_close(g.grad, w.grad, **near)
 
 
-def test_other_sizes_compile_nothing(made: list[BlockExecutable]) -> None:
+def test_other_sizes_compile_nothing(made: list[BlockKernels]) -> None:
     compiled = lt.script(CASES["kernel-sum"].fn)
     for n, m, c in ((70, 90, 40), (33, 200, 65), (129, 64, 36)):
         x, y, b = torch.randn(n, 3), torch.randn(m, 3), torch.randn(m, c)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.triton.executable import BlockExecutable
+from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.execute import replan
 from tests.blocks.programs import attention
 
@@ -23,7 +23,7 @@ def widths(text: str) -> int:
     return text.count(": tl.constexpr, INDEX")
 
 
-def test_a_size_held_in_full(made: list[BlockExecutable]) -> None:
+def test_a_size_held_in_full(made: list[BlockKernels]) -> None:
     compiled = lt.script(attention)
     narrow, wide = inputs(40), inputs(3000)
     for given in (narrow, wide, narrow, inputs(2900), inputs(50)):
@@ -35,7 +35,7 @@ def test_a_size_held_in_full(made: list[BlockExecutable]) -> None:
     assert replan.TOO_WIDE not in str(compiled.explain(*narrow))
 
 
-def test_sizes_of_one_width(made: list[BlockExecutable]) -> None:
+def test_sizes_of_one_width(made: list[BlockKernels]) -> None:
     """Up to a power of two there is one kernel; a width that can be held needs no other plan."""
     compiled = lt.script(attention)
     for columns in (40, 50, 64, 100, 120, 33):

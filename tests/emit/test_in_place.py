@@ -22,7 +22,7 @@ LINES = torch.ones(60_001, 20)
 
 
 def executable(fn: Callable[..., Any], *args: Tensor) -> Any:
-    """The kernels of a function that is one region."""
+    """The executable of a function that is one region."""
     compiled: Any = lt.script(fn)
     driver, values = compiled.resolve(compiled.bind(args, {}))
     (step,) = (s for s in Walk(driver, values).steps if isinstance(s, KernelStep))
@@ -31,7 +31,7 @@ def executable(fn: Callable[..., Any], *args: Tensor) -> Any:
 
 def places(fn: Callable[..., Any], *args: Tensor) -> list[tuple[str, ...]]:
     """For each result of the kernels, in order, over which operands or temporaries it may lie."""
-    kernels = executable(fn, *args)
+    kernels = executable(fn, *args).first
     return [kernels.replaceable.get(n, ()) for p in kernels.plans for n in p.outputs]
 
 
@@ -132,7 +132,7 @@ def test_places(fn: Any, args: tuple[Tensor, ...], expected: Any) -> None:
 
 
 def test_no_kernel_reads_it_later() -> None:
-    kernels = executable(of_all, X, A)
+    kernels = executable(of_all, X, A).first
     sums, points = kernels.plans
     tensors = inplace.lying(kernels.normal.inputs, kernels.normal.defs)
     (output,) = points.outputs
@@ -148,12 +148,13 @@ def test_a_temporary_that_dies() -> None:
         h = torch.tanh(x @ w)
         return h * (h @ w).sum(1, keepdim=True)
 
-    kernels = executable(fn, SQUARE, SQUARE)
+    made = executable(fn, SQUARE, SQUARE)
+    kernels = made.first
     (result,) = kernels.program.outputs
     (h,) = (kernels.placed[n] for n in (result,))
     assert h in kernels.program.defs or h in kernels.normal.defs
     sizes = dict.fromkeys(kernels.symbols, 300)
-    large = [e for e in kernels.events(sizes) if e.held.nbytes == SQUARE.nbytes]
+    large = [e for e in made.events(sizes) if e.held.nbytes == SQUARE.nbytes]
     alive = most = 0
     for e in large:
         alive += 1 if e.takes else -1

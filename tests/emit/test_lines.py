@@ -28,7 +28,7 @@ def grids(fn: Callable[..., Any], *args: Tensor) -> list[tuple[int, ...]]:
     (step,) = (s for s in Walk(driver, values).steps if isinstance(s, KernelStep))
     executable = step.executable()
     sizes = dict(zip(executable.symbols, (n for n in args[0].shape if n > SMALL), strict=True))
-    return [tuple(likely(t.axis.extent, sizes) for t in p.grid) for p in executable.plans]
+    return [tuple(likely(t.axis.extent, sizes) for t in p.grid) for p in executable.first.plans]
 
 
 def with_gradient(fn: Callable[..., Any], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen.c import executable
+from lowtide.codegen.c import driver
 from lowtide.diagnostics import faults
 from lowtide.runtime.steps import Steps, run_steps
 
@@ -31,7 +31,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(run_steps(steps))
         return found[-1]
 
-    monkeypatch.setattr(executable, "run_steps", counted)
+    monkeypatch.setattr(driver, "run_steps", counted)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Work memory of a loop's kernels: what is taken, and that it is what was predicted."""
+"""Work memory of a loop's kernels: shared, but for what later steps find again."""
 
 from __future__ import annotations
 
@@ -7,42 +7,44 @@ from typing import Any
 
 import pytest
 
-from lowtide.codegen.c import steps
-from lowtide.codegen.executable import Executable
-from lowtide.runtime import arena
+from lowtide.codegen.host.build import Stage, _Builder
+from lowtide.codegen.host.program import Work
+from lowtide.texpr.expr import Program
 from lowtide.texpr.index import as_index
+from lowtide.texpr.partition import Part
 
-KB = 1 << 10
 
-
-def kernel(name: str, nbytes: int, prologue: bool) -> tuple[Any, Any]:
-    """A plan and its text; what a prologue has computed is found again by later steps."""
-    text = SimpleNamespace(name=name, thread_bytes=as_index(nbytes))
-    return SimpleNamespace(name=name, prologue=[object()] if prologue else []), text
+def kernels(described: list[tuple[str, int, bool]]) -> Any:
+    """Plans and signatures; what a prologue has computed is found again by later steps."""
+    plans = [SimpleNamespace(prologue=[0] * first, outputs=[]) for _, _, first in described]
+    taken = [
+        SimpleNamespace(name=n, thread_bytes=as_index(b), tensors=[], sizes=[], numbers=[])
+        for n, b, _ in described
+    ]
+    return SimpleNamespace(plans=plans, signatures=taken, shaped={})
 
 
 @pytest.mark.parametrize(
-    ("kernels", "taken"),
+    ("described", "expected"),
     [
-        ([("a", 80, True)], [80]),
-        ([("a", 80, True), ("b", 100, True)], [80, 100]),
-        ([("a", 80, False), ("b", 100, False)], [100]),
-        ([("a", 80, True), ("b", 90, False), ("c", 70, True), ("d", 95, False)], [70, 80, 95]),
+        ([("a", 80, True)], [(80,)]),
+        ([("a", 80, True), ("b", 100, True)], [(80,), (100,)]),
+        ([("a", 80, False), ("b", 100, False)], [(80, 100)]),
+        (
+            [("a", 80, True), ("b", 90, False), ("c", 70, True), ("d", 95, False)],
+            [(70,), (80,), (90, 95)],
+        ),
+        ([("a", 0, False)], []),
     ],
 )
 def test_kernels_share_work_memory_but_for_what_later_steps_find(
-    kernels: list[tuple[str, int, bool]], taken: list[int], monkeypatch: pytest.MonkeyPatch
+    described: list[tuple[str, int, bool]], expected: list[tuple[int, ...]]
 ) -> None:
-    made = [kernel(name, kb * KB, prologue) for name, kb, prologue in kernels]
-    plans, texts = [p for p, _ in made], [t for _, t in made]
-    asked: list[int] = []
-    monkeypatch.setattr(arena, "scratch", lambda nbytes: asked.append(nbytes) or object())
-    work = steps._work(SimpleNamespace(sizes={}), texts, plans, 2)
-    assert sorted(asked) == [2 * kb * KB for kb in taken]
-    assert work.keys() == {name for name, _, _ in kernels}
-
-    step: Any = SimpleNamespace(is_step=True, plans=plans, needs=texts, threads=lambda: 2)
-    for name in ("_work", "_stays"):
-        setattr(step, name, getattr(Executable, name).__get__(step))
-    held = Executable.work_at_once(step, {})
-    assert sorted(h.nbytes for h in held) == sorted(asked)
+    builder = _Builder(Program(), {})
+    stage = Stage(head="loop0.", part=Part(program=Program()), kernels=kernels(described))
+    launches = list(builder.launches(stage, {}))
+    works = [s for s in builder.statements if isinstance(s, Work)]
+    assert sorted(tuple(i.const for i in w.thread_bytes) for w in works) == expected
+    bytes_of = {w.name: w.thread_bytes for w in works}
+    for launch, (_, nbytes, _) in zip(launches, described, strict=True):
+        assert not nbytes or as_index(nbytes) in bytes_of[launch.work]

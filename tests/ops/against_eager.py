@@ -99,7 +99,7 @@ class Lowered:
 
 def compiled(lowered: Lowered) -> dict[str, torch.Tensor]:
     """What `evaluate` gives, by compiled kernels: the results, the inputs, and the checks."""
-    from lowtide.codegen.staged import compile_program
+    from lowtide.codegen.executable import compile_program
 
     program, sizes = lowered.b.program, lowered.sizes
     program.outputs = [n for n in dict.fromkeys(_names(lowered.result)) if n in program.defs]

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen import executable, loop, staged, strips
-from lowtide.codegen.c import driver, steps
-from lowtide.codegen.c import executable as host
+from lowtide.codegen import executable, kernels
+from lowtide.codegen.c import driver
 
 _PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -136,10 +135,8 @@ def guarded_memory() -> Iterator[Memory]:
         scratch = staticmethod(memory.scratch)
 
     with (
-        _replaced(host, "arena", _Arena),
-        _replaced(steps, "arena", _Arena),
-        _replaced(executable, "as_matmul", _none),
-        _replaced(host, "small_shape", _none),
+        _replaced(driver, "arena", _Arena),
+        _replaced(kernels, "as_matmul", _none),
         _replaced(driver, "small_shape", _none),
     ):
         yield memory
@@ -156,22 +153,9 @@ def guarded_calls(guard: Guard) -> Iterator[None]:
         memory.check()
         return found
 
-    def stepwise_run(real_run: Any) -> Any:
-        def run(part: Any, step: Any, values: Any, sizes: Any, numbers: Any) -> Any:
-            copies = {n: guarded(x.detach(), guard) for n, x in values.items()}
-            found = real_run(part, step, copies, sizes, numbers)
-            memory.check()
-            return found
-
-        return run
-
     with guarded_memory() as memory:
         memory.guard = guard
-        with (
-            _replaced(executable.Executable, "__call__", call),
-            _replaced(staged, "run_loop", stepwise_run(loop.run_loop)),
-            _replaced(staged, "run_strips", stepwise_run(strips.run_strips)),
-        ):
+        with _replaced(executable.Executable, "__call__", call):
             yield
 
 

@@ -1,92 +1,110 @@
-"""The driver of a program: Python source that allocates and launches, nothing else.
+"""How a driver on the CPU takes memory and launches: see `host/python`.
 
-def run(tensors, sizes, numbers):
-    (x, y), (N, M), () = tensors, sizes, numbers
-    t3 = empty((N, M), float32)
-    run_k0(pack_k0(pool, threads, work, x.data_ptr(), y.data_ptr(), t3.data_ptr(), N, M))
-    return [t3]
+t3 = empty((N, M, ), torch.float32)
+k0_work = scratch(threads * (64*M))
+run_k0(pack_k0(pool, threads, k0_work.address, x.data_ptr(), t3.data_ptr(), N, M))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-from lowtide.codegen.c.kernel import KernelText
-from lowtide.codegen.choices import choice_lines
-from lowtide.codegen.drivers import dies, opening
+import torch
+
+from lowtide.codegen.host.program import HostProgram, Launch, Over, Place, Take, Tensor
+from lowtide.codegen.host.python import Dialect, name_of, python_tuple
+from lowtide.runtime import arena, launch, ownership
 from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
-from lowtide.texpr.expr import Def, Program
+from lowtide.runtime.steps import run_steps
 from lowtide.texpr.index import Index
-from lowtide.tile.ir import Kernel
-from lowtide.tile.matmul import Matmul
 
-_SMALL_BYTES = 4096
-
-
-def driver_text(
-    program: Program,
-    shaped: Mapping[str, Def],
-    inputs: Sequence[str],
-    symbols: Sequence[str],
-    scalars: Sequence[str],
-    texts: Sequence[KernelText],
-    kernels: Sequence[Kernel],
-    products: Mapping[str, Matmul],
-    placed: Mapping[str, str],
-) -> str:
-    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
-    with the dims that its tensor has. `placed`: results in the memory of another tensor."""
-    lines = opening(inputs, symbols, scalars)
-    lines.append("    threads = threads_now()")
-    for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
-        for name in kernel.outputs:
-            lines.append(f"    {name} = {_allocation(name, shaped[name], placed, inputs)}")
-        work = "0"
-        if text.thread_bytes.const != 0:
-            lines.append(f"    work = {_work(text.thread_bytes)}")
-            work = "work.address"
-        pointers = [f"{name}.data_ptr()" for name in text.tensors]
-        slots = ", ".join(["pool", "threads", work, *pointers, *text.sizes, *text.numbers])
-        launch = f"run_{text.name}(pack_{text.name}({slots}))"
-        lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
-                     else [f"    {launch}"])  # fmt: skip
-        dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]
-        if text.thread_bytes.const != 0:
-            dead.append("work")
-        if dead:
-            lines.append(f"    del {', '.join(dead)}")
-    lines.append(f"    return [{', '.join([*program.outputs, *program.checks])}]")
-    return "\n".join(lines) + "\n"
+_SMALL_BYTES: Final = 4096
+_small_scratch = arena.SmallScratch()
 
 
-def small_shape(d: Def) -> tuple[int, ...] | None:
-    """The sizes of a result that is constant and so small that a tensor like it is kept at hand:
+class HostDialect(Dialect):
+    """See the module's text."""
+
+    def opening(self, program: HostProgram) -> Iterator[str]:
+        """See the base class."""
+        yield "threads = threads_now()"
+
+    def take(self, name: str, statement: Take) -> str:
+        """See the base class."""
+        tensor = statement.tensor
+        if small_shape(tensor) is not None:
+            return f"empty_like(like_{name})"
+        return f"empty(({python_tuple(tensor.shape)}), {tensor.dtype.torch})"
+
+    def over(self, statement: Over, of: str, is_input: bool) -> str:
+        """See the base class."""
+        return f"over({of}, ({python_tuple(statement.tensor.shape)}))" if is_input else of
+
+    def work(self, found: Sequence[Index], in_loop: bool) -> str:
+        """See the base class."""
+        if len(found) > 1:
+            return f"scratch(threads * max({', '.join(map(str, found))}))"
+        thread_bytes = found[0]
+        block = f"scratch(threads * ({thread_bytes}))"
+        is_small = thread_bytes.const is not None and thread_bytes.const <= SMALL_SCRATCH_BYTES
+        if in_loop or not is_small:
+            return block
+        most = SMALL_SCRATCH_BYTES // (thread_bytes.const or 1)
+        return f"small_scratch if threads <= {most} else {block}"
+
+    def launch(self, launch: Launch, name: str, work: str) -> str:
+        """See the base class."""
+        pointers = [f"{_name(x)}.data_ptr()" for x in launch.tensors]
+        address = f"{work}.address" if work else "0"
+        slots = ", ".join(["pool", "threads", address, *pointers, *launch.sizes, *launch.numbers])
+        return f"run_{name}(pack_{name}({slots}))"
+
+    def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
+        """See the base class."""
+        address = f"{work}.address" if work else "0"
+        return (
+            f"Launch(function=run_{name}, layout=layout_{name}, "
+            f"slots=[pool, threads, {address}, {slots}])"
+        )
+
+    def run(self, steps: str, tensors: str) -> str:
+        """See the base class."""
+        return f"run_steps({steps})"
+
+    def own(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        return arena.empty(tuple(shape), like.dtype)
+
+    def scope(self, program: HostProgram) -> dict[str, Any]:
+        """See the base class."""
+        scope: dict[str, Any] = {
+            "empty": arena.empty,
+            "over": ownership.over,
+            "scratch": arena.scratch,
+            "small_scratch": _small_scratch,
+            "threads_now": torch.get_num_threads,
+            "pool": launch.parallel_for_address(),
+            "empty_like": torch.empty_like,
+            "run_steps": run_steps,
+        }
+        for statement in program.body:
+            if isinstance(statement, Take) and (shape := small_shape(statement.tensor)) is not None:
+                made = torch.empty(shape, dtype=statement.tensor.dtype.torch, device="cpu")
+                scope[f"like_{name_of(statement.name)}"] = made
+        return scope
+
+
+def small_shape(x: Tensor) -> tuple[int, ...] | None:
+    """The sizes of a tensor that are constant and so small that a tensor like it is kept at hand:
     `torch.empty_like` takes half the time of `torch.empty`. None for any other."""
-    sizes = [size.const for size in d.shape]
+    sizes = [size.const for size in x.shape]
     known = tuple(size for size in sizes if size is not None)
-    is_small = math.prod(known) * d.dtype.itemsize <= _SMALL_BYTES
+    is_small = math.prod(known) * x.dtype.itemsize <= _SMALL_BYTES
     return known if is_small and len(known) == len(sizes) else None
 
 
-def _allocation(name: str, d: Def, placed: Mapping[str, str], inputs: Container[str]) -> str:
-    of = placed.get(name)
-    if of is not None and of not in inputs:
-        return of
-    if of is not None:
-        return f"over({of}, ({_sizes(d)}))"
-    if small_shape(d) is not None:
-        return f"empty_like(like_{name})"
-    return f"empty(({_sizes(d)}), torch.{str(d.dtype.torch)[6:]})"
-
-
-def _sizes(d: Def) -> str:
-    return "".join(f"{size}, " for size in d.shape)
-
-
-def _work(thread_bytes: Index) -> str:
-    """Work memory for all threads."""
-    block = f"scratch(threads * ({thread_bytes}))"
-    if thread_bytes.const is None or thread_bytes.const > SMALL_SCRATCH_BYTES:
-        return block
-    return f"small_scratch if threads <= {SMALL_SCRATCH_BYTES // thread_bytes.const} else {block}"
+def _name(place: Place) -> str:
+    assert isinstance(place, str), "a row of a loop outside of one"
+    return name_of(place)

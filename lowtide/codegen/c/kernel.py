@@ -19,6 +19,7 @@ from lowtide.codegen.c.names import Names, buffer_place, number
 from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.reduce import ARG
 from lowtide.codegen.c.transpose import transposed_lines
+from lowtide.codegen.host.program import BEGUN
 from lowtide.codegen.indexing import size_names
 from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
 from lowtide.ir.dtypes import DType
@@ -26,17 +27,19 @@ from lowtide.texpr.algebra import identity
 from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, sweeps
 
-BEGUN = "begun"  # the size of a step that is 1 when the prologue was run at an earlier step
 LONG_LINES = 1000  # of a kernel of so many lines …
 OUTLINED_LINES = 80  # … each nest of so many is a function of its own
 SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelNeeds:
-    """What of a `KernelText` is known without it."""
+class KernelSignature:
+    """What of a `KernelText` is known without its text."""
 
+    name: str
     tensors: list[str]
+    sizes: list[str]
+    numbers: list[str]
     thread_bytes: Index
 
 
@@ -68,12 +71,14 @@ def kernel_text(
     return _Printer(kernel, memory, strides, is_step, updated or {}).text()
 
 
-def kernel_needs(
-    kernel: Kernel, memory: Mapping[str, DType], strides: Mapping[str, tuple[Index, ...]]
-) -> KernelNeeds:
-    """What a kernel reads and writes, and its work memory."""
-    printer = _Printer(kernel, memory, strides, False, {})
-    return KernelNeeds(tensors=tensors_of(kernel), thread_bytes=printer.thread_bytes())
+def kernel_signature(
+    kernel: Kernel,
+    memory: Mapping[str, DType],
+    strides: Mapping[str, tuple[Index, ...]],
+    is_step: bool = False,
+) -> KernelSignature:
+    """What a kernel takes, and its work memory; see `kernel_text`."""
+    return _Printer(kernel, memory, strides, is_step, {}).signature()
 
 
 class _Printer:
@@ -133,6 +138,18 @@ class _Printer:
             total = total + self._bytes(b)
         return total
 
+    def signature(self) -> KernelSignature:
+        thread_bytes = self.thread_bytes()
+        sizes: dict[str, None] = {}
+        for index in (self._work(), self._tiles(), thread_bytes, *self._indices()):
+            sizes.update(dict.fromkeys(size_names(index)))
+        if self.is_step and self.kernel.prologue:
+            sizes[BEGUN] = None
+        return KernelSignature(
+            name=self.kernel.name, tensors=tensors_of(self.kernel), sizes=list(sizes),
+            numbers=numbers_of(self.kernel), thread_bytes=thread_bytes,
+        )  # fmt: skip
+
     # -- text --
 
     def text(self) -> KernelText:
@@ -145,14 +162,10 @@ class _Printer:
         combines = [line for c in self.kernel.combines for line in self._combine(c)]
         for nest in self.kernel.epilogue:
             combines += ["{", *("  " + line for line in self._last(nest)), "}"]
-        work = self._work()
-        tiles = self._tiles()
-        tensors = tensors_of(self.kernel)
-        for index in (work, tiles, self.thread_bytes(), *self._indices()):
-            self.sizes.update(dict.fromkeys(size_names(index)))
-        if self.is_step and self.kernel.prologue:
-            self.sizes[BEGUN] = None
-        numbers = numbers_of(self.kernel)
+        work, tiles = self._work(), self._tiles()
+        taken = self.signature()
+        tensors, numbers = taken.tensors, taken.numbers
+        self.sizes = dict.fromkeys(taken.sizes)
         slots = list(self._slots(tensors, numbers))
         lines = [
             *self._outlined(slots),
@@ -166,9 +179,9 @@ class _Printer:
             name=self.kernel.name,
             text="\n".join(lines) + "\n",
             tensors=tensors,
-            sizes=list(self.sizes),
+            sizes=taken.sizes,
             numbers=numbers,
-            thread_bytes=self.thread_bytes(),
+            thread_bytes=taken.thread_bytes,
             names=self.names,
         )
 

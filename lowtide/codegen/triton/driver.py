@@ -1,53 +1,90 @@
-"""The driver of a program on a GPU: Python source that allocates and launches, nothing else.
+"""How a driver on a GPU takes memory and launches: see `host/python`.
 
-def run(tensors, sizes, numbers):
-    x, y, = tensors
-    N, M, = sizes
-    t3 = empty((N, M), dtype=torch.float32, device=x.device)
-    launch_k0(programs, reach, x, y, t3, N, M, W_c=power(C))
-    return [t3]
+t3 = empty((N, M, ), dtype=torch.float32, device=device)
+launch_k0(programs, reach, x, y, t3, N, M, W_c=power(C))
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from lowtide.codegen.choices import choice_lines
-from lowtide.codegen.drivers import dies, opening
+import torch
+
+from lowtide.codegen.host.program import HostProgram, Launch, Over, Place, Take
+from lowtide.codegen.host.python import Dialect, name_of, python_tuple
 from lowtide.codegen.triton.kernel import BlockText
-from lowtide.texpr.expr import Def, Program
-from lowtide.tile.ir import Kernel
-from lowtide.tile.matmul import Matmul
+from lowtide.codegen.triton.steps import run_blocks
+from lowtide.runtime import blocks
+from lowtide.runtime.graphs import GRAPHS
+from lowtide.runtime.steps import Steps
+from lowtide.texpr.index import Index
 
 
-def driver_text(
-    program: Program,
-    shaped: Mapping[str, Def],
-    inputs: Sequence[str],
-    symbols: Sequence[str],
-    scalars: Sequence[str],
-    texts: Sequence[BlockText],
-    kernels: Sequence[Kernel],
-    products: Mapping[str, Matmul],
-) -> str:
-    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`. `shaped`: each definition
-    with the dims that its tensor has."""
-    lines = opening(inputs, symbols, scalars)
-    lines.append(f"    device = {inputs[0]}.device" if inputs else "    device = home")
-    for k, (text, kernel) in enumerate(zip(texts, kernels, strict=True)):
-        for name in kernel.outputs:
-            d = shaped[name]
-            shape = "".join(f"{size}," for size in d.shape)
-            kind = f"dtype={d.dtype.torch}, device=device"
-            lines.append(f"    {name} = empty(({shape}), {kind})")
-        given = [*text.tensors, *text.sizes, *text.numbers]
+class BlockDialect(Dialect):
+    """See the module's text. `texts`: the kernels, by their names in the driver; `home`: the
+    device of a program without inputs; `chooses`: whether products have two ways."""
+
+    def __init__(self, texts: Mapping[str, BlockText], home: torch.device, chooses: bool) -> None:
+        self.texts = texts
+        self.home = home
+        self.chooses = chooses
+
+    def opening(self, program: HostProgram) -> Iterator[str]:
+        """See the base class."""
+        first = next(iter(program.inputs), None)
+        yield f"device = {'home' if first is None else f'{name_of(first)}.device'}"
+
+    def take(self, name: str, statement: Take) -> str:
+        """See the base class."""
+        tensor = statement.tensor
+        shape = f"({python_tuple(tensor.shape)})"
+        return f"empty({shape}, dtype={tensor.dtype.torch}, device=device)"
+
+    def over(self, statement: Over, of: str, is_input: bool) -> str:
+        """See the base class."""
+        raise AssertionError("kernels of blocks do not write in place")
+
+    def work(self, found: Sequence[Index], in_loop: bool) -> str:
+        """See the base class."""
+        raise AssertionError("kernels of blocks have no work memory")
+
+    def launch(self, launch: Launch, name: str, work: str) -> str:
+        """See the base class."""
+        text = self.texts[launch.kernel]
+        given = [*map(_name, launch.tensors), *launch.sizes, *launch.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
         head = [str(text.programs), f"max([{', '.join(map(str, (0, *text.reach)))}])"]
-        launch = f"launch_{text.name}({', '.join([*head, *given])})"
-        lines.extend(choice_lines(text.name, products[text.name], launch) if text.name in products
-                     else [f"    {launch}"])  # fmt: skip
-        dead = [n for n in text.tensors if n in program.defs and dies(n, k, texts, program)]
-        if dead:
-            lines.append(f"    del {', '.join(dead)}")
-    lines.append(f"    return [{', '.join([*program.results, *program.checks])}]")
-    return "\n".join(lines) + "\n"
+        return f"launch_{name}({', '.join([*head, *given])})"
+
+    def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
+        """See the base class."""
+        return f"Launch(function=step_{name}(sizes={sizes}), layout='', slots=[{slots}])"
+
+    def run(self, steps: str, tensors: str) -> str:
+        """See the base class."""
+        return f"run_steps({steps}, device, {tensors})"
+
+    def own(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """See the base class."""
+        return like.new_empty(tuple(shape))
+
+    def scope(self, program: HostProgram) -> dict[str, Any]:
+        """See the base class."""
+        is_interpreted = self.home.type == "cpu"
+
+        def run_steps(steps: Steps, device: torch.device, tensors: Sequence[torch.Tensor]) -> int:
+            run_blocks(steps, device, tensors, None if is_interpreted else GRAPHS)
+            return steps.trips
+
+        return {
+            "empty": torch.empty,
+            "power": blocks.power,
+            "home": self.home,
+            "run_steps": run_steps,
+        }
+
+
+def _name(place: Place) -> str:
+    assert isinstance(place, str), "a row of a loop outside of one"
+    return name_of(place)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from lowtide.codegen.indexing import size_names
-from lowtide.codegen.stepwise import Room, StepRun
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.codegen.triton.looped import Looped
 from lowtide.runtime.blocks import BlockKernel, Form, is_wide, power, precision
@@ -37,44 +36,17 @@ class BlockLaunch:
     all_steps: BlockKernel | None
 
 
-def block_launches(
-    run: StepRun,
-    kernels: Mapping[str, BlockKernel],
-    texts: Sequence[BlockText],
-    itemsizes: Mapping[str, int],
-    looped: Looped | None,
-) -> list[Launch]:
-    """A launch of each kernel, in order."""
-    return [
-        Launch(
-            function=BlockLaunch(
-                kernel=kernels[text.name],
-                text=text,
-                sizes=run.sizes,
-                itemsizes=itemsizes,
-                looped=looped,
-                all_steps=kernels[looped.name] if looped is not None else None,
-            ),
-            layout="",
-            slots=[
-                *map(run.pointer, text.tensors),
-                *map(run.size, text.sizes),
-                *(run.numbers[n] for n in text.numbers),
-            ],
-        )
-        for text in texts
-    ]
-
-
-def run_blocks(steps: Steps, room: Room, graphs: Graphs | None) -> None:
+def run_blocks(
+    steps: Steps, device: torch.device, tensors: Sequence[torch.Tensor], graphs: Graphs | None
+) -> None:
     """Launches the kernels of all steps, those of loops within steps among them; by one of
-    `graphs` where they were launched before."""
-    runner = _Runner(room)
+    `graphs` where they were launched before. `tensors`: in whose memory their slots lie."""
+    runner = _Runner(device, tensors)
     if graphs is None:
         runner.loop(steps)
     elif not runner.is_at_once(steps):
-        said = (room.device, precision(), tuple(runner.nbytes), _key(steps))
-        graphs.launch(said, room.device, _count(steps), lambda: runner.each(steps))
+        said = (device, precision(), tuple(runner.nbytes), _key(steps))
+        graphs.launch(said, device, _count(steps), lambda: runner.each(steps))
 
 
 def _key(steps: Steps) -> Hashable:
@@ -95,9 +67,9 @@ def _count(steps: Steps) -> int:
 
 
 class _Runner:
-    def __init__(self, room: Room) -> None:
-        self.device = room.device
-        self.nbytes = [t.untyped_storage().nbytes() for t in room.tensors]
+    def __init__(self, device: torch.device, tensors: Sequence[torch.Tensor]) -> None:
+        self.device = device
+        self.nbytes = [t.untyped_storage().nbytes() for t in tensors]
         self.now: dict[int, tuple[int, int]] = {}  # by level: which step it is, the k-th that runs
         self.prepared: dict[int, _Prepared] = {}  # by id of a launch, which `Steps` keep alive
 

@@ -1,8 +1,9 @@
-"""An `Executable` of blocks: Triton functions, on a GPU or in Triton's interpreter."""
+"""Kernels of blocks: Triton functions, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,21 +11,18 @@ import torch
 from torch import Tensor
 
 from lowtide import compiler
-from lowtide.codegen.choices import MATMUL
-from lowtide.codegen.executable import Executable
 from lowtide.codegen.gpus import gpu
+from lowtide.codegen.host.python import name_of
 from lowtide.codegen.indexing import size_names
-from lowtide.codegen.stepwise import Room, StepRun
-from lowtide.codegen.triton.driver import driver_text
+from lowtide.codegen.kernels import Kernels
+from lowtide.codegen.triton.driver import BlockDialect
 from lowtide.codegen.triton.kernel import BlockText, block_text
 from lowtide.codegen.triton.looped import COUNTS, Looped, looped_text
 from lowtide.codegen.triton.module import module_text
-from lowtide.codegen.triton.steps import block_launches, run_blocks
+from lowtide.codegen.triton.steps import BlockLaunch
 from lowtide.runtime import blocks
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
-from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.interpreted import InterpretedKernel
-from lowtide.runtime.steps import Launch, Steps
 from lowtide.texpr.index import Index
 from lowtide.tile.blocks import BlockArrangement
 from lowtide.tile.group import Fusion, Group
@@ -39,8 +37,8 @@ _POINTERS = {
 _USUAL_WIDTH = 64  # of what a program holds in full
 
 
-class BlockExecutable(Executable):
-    """See `Executable`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
+class BlockKernels(Kernels):
+    """See `Kernels`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
 
     language = "Triton"
     chooses_halves = True
@@ -65,16 +63,6 @@ class BlockExecutable(Executable):
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
         self._source = module_text([*(t.text for t in self.texts), *looped])
-        self._driver = driver_text(
-            self.normal,
-            self.shaped,
-            list(self.program.inputs),
-            self.symbols,
-            self.scalars,
-            self.texts,
-            self.plans,
-            {} if self.interpreted else self.products,
-        )
         self._kernels: dict[str, blocks.BlockKernel] = {}
 
     @property
@@ -88,14 +76,22 @@ class BlockExecutable(Executable):
         return self._source
 
     @property
-    def driver(self) -> str:
-        """See the base class."""
-        return self._driver
+    def texts(self) -> list[BlockText]:
+        """Each kernel in Triton."""
+        return self._texts
 
     @property
-    def texts(self) -> list[BlockText]:
+    def signatures(self) -> list[BlockText]:
         """See the base class."""
         return self._texts
+
+    @staticmethod
+    def dialect(parts: Mapping[str, Kernels]) -> BlockDialect:
+        """See the base class."""
+        found = {head: k for head, k in parts.items() if isinstance(k, BlockKernels)}
+        first = next(iter(found.values()))
+        texts = {head + t.name: t for head, k in found.items() for t in k.texts}
+        return BlockDialect(texts, first.device, not first.interpreted)
 
     def threads(self) -> int:
         """See the base class."""
@@ -191,24 +187,21 @@ class BlockExecutable(Executable):
         form = kernel.form(torch.device("cuda"), wide, aligned, widths)
         return cubin_for(kernel.function, taken, form, capability)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def scope(self, head: str) -> dict[str, Any]:
         """See the base class."""
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    def launches(self, run: StepRun) -> list[Launch]:
-        """See the base class."""
-        kernels = self.bound()
-        sizes = {n: dtype.itemsize for n, dtype in self.memory_dtypes.items()}
-        return block_launches(run, kernels, self.texts, sizes, self.looped)
-
-    def run_steps(self, steps: Steps, room: Room) -> int:
-        """See the base class."""
-        run_blocks(steps, room, None if self.interpreted else GRAPHS)
-        return steps.trips
-
-    def scope(self) -> dict[str, Any]:
-        """See the base class."""
-        scope: dict[str, Any] = {"empty": torch.empty, "torch": torch, "power": blocks.power}
-        scope |= {"matmul": MATMUL, "home": self.device}
-        scope |= {f"choice_{name}": choice for name, choice in self.choices.items()}
-        return scope | {f"launch_{name}": kernel for name, kernel in self.bound().items()}
+        scope: dict[str, Any] = {}
+        for name, choice in self.choices.items():
+            scope[f"choice_{name_of(head + name)}"] = choice
+        kernels, itemsizes = self.bound(), {n: d.itemsize for n, d in self.memory_dtypes.items()}
+        for text in self.texts:
+            known = name_of(head + text.name)
+            scope[f"launch_{known}"] = kernels[text.name]
+            scope[f"step_{known}"] = functools.partial(
+                BlockLaunch,
+                kernel=kernels[text.name],
+                text=text,
+                itemsizes=itemsizes,
+                looped=self.looped,
+                all_steps=None if self.looped is None else kernels[self.looped.name],
+            )
+        return scope

@@ -1,4 +1,4 @@
-"""An `Executable` for the CPU: C, one library per lane count, and the driver that launches it."""
+"""Kernels for the CPU: C, one library per lane count."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ import torch
 from torch import Tensor
 
 from lowtide import compiler
-from lowtide.codegen.c.driver import driver_text, small_shape
-from lowtide.codegen.c.kernel import KernelNeeds, KernelText, kernel_needs, kernel_text
-from lowtide.codegen.c.steps import host_launches
-from lowtide.codegen.choices import MATMUL
-from lowtide.codegen.executable import Executable
-from lowtide.codegen.stepwise import Room, StepRun
-from lowtide.runtime import arena, launch, ownership, toolchain
-from lowtide.runtime.steps import Launch, Steps, run_steps
+from lowtide.codegen.c.driver import HostDialect
+from lowtide.codegen.c.kernel import KernelSignature, KernelText, kernel_signature, kernel_text
+from lowtide.codegen.host.python import name_of
+from lowtide.codegen.kernels import Kernels
+from lowtide.runtime import launch, toolchain
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.summation import computed_again
 from lowtide.tile.target import target_for
 
-_small_scratch = arena.SmallScratch()
 
-
-class HostExecutable(Executable):
-    """See `Executable`."""
+class HostKernels(Kernels):
+    """See `Kernels`."""
 
     language = "C"
     writes_in_place = True
@@ -51,7 +46,7 @@ class HostExecutable(Executable):
 
     @property
     def texts(self) -> list[KernelText]:
-        """See the base class."""
+        """Each kernel in C."""
         return self._texts
 
     @cached_property
@@ -68,17 +63,19 @@ class HostExecutable(Executable):
     def _forget(self) -> None:
         super()._forget()
         self._kernels = {}
-        for name in ("_texts", "_source", "_driver"):
+        for name in ("_texts", "_source"):
             vars(self).pop(name, None)
 
     @property
-    def needs(self) -> list[KernelNeeds]:
+    def signatures(self) -> list[KernelSignature]:
         """See the base class."""
-        return self._needs
+        return self._signatures
 
     @cached_property
-    def _needs(self) -> list[KernelNeeds]:
-        return [kernel_needs(p, self.memory_dtypes, self.strides) for p in self.plans]
+    def _signatures(self) -> list[KernelSignature]:
+        return [
+            kernel_signature(p, self.memory_dtypes, self.strides, self.is_step) for p in self.plans
+        ]
 
     @property
     def source(self) -> str:
@@ -90,24 +87,10 @@ class HostExecutable(Executable):
         """One C file per lane count, joined: each is compiled by itself."""
         return "\n".join(self._sources().values())
 
-    @property
-    def driver(self) -> str:
+    @staticmethod
+    def dialect(parts: Mapping[str, Kernels]) -> HostDialect:
         """See the base class."""
-        return self._driver
-
-    @cached_property
-    def _driver(self) -> str:
-        return driver_text(
-            self.normal,
-            self.shaped,
-            list(self.program.inputs),
-            self.symbols,
-            self.scalars,
-            self.texts,
-            self.plans,
-            self.products,
-            self.placed,
-        )
+        return HostDialect()
 
     def threads(self) -> int:
         """See the base class."""
@@ -133,40 +116,16 @@ class HostExecutable(Executable):
     def _sources(self) -> dict[int, str]:
         return compiler.emitted(self.plans, self.texts, self.target.vector_bytes)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    def scope(self, head: str) -> dict[str, Any]:
         """See the base class."""
-        return arena.empty(shape, dtype)
-
-    def launches(self, run: StepRun) -> list[Launch]:
-        """See the base class."""
-        return host_launches(run, self.bound(), self.texts, self.plans)
-
-    def run_steps(self, steps: Steps, room: Room) -> int:
-        """See the base class."""
-        return run_steps(steps)
-
-    def scope(self) -> dict[str, Any]:
-        """See the base class."""
-        scope: dict[str, Any] = {
-            "empty": arena.empty,
-            "over": ownership.over,
-            "scratch": arena.scratch,
-            "small_scratch": _small_scratch,
-            "threads_now": torch.get_num_threads,
-            "pool": launch.parallel_for_address(),
-            "torch": torch,
-            "matmul": MATMUL,
-            "empty_like": torch.empty_like,
-        }
-        for name, d in self.shaped.items():
-            shape = small_shape(d)
-            if shape is not None:
-                scope[f"like_{name}"] = torch.empty(shape, dtype=d.dtype.torch, device="cpu")
+        scope: dict[str, Any] = {}
         for name, choice in self.choices.items():
-            scope[f"choice_{name}"] = choice
+            scope[f"choice_{name_of(head + name)}"] = choice
         for name, kernel in self.bound().items():
-            scope[f"run_{name}"] = kernel.function
-            scope[f"pack_{name}"] = kernel.pack
+            known = name_of(head + name)
+            scope[f"run_{known}"] = kernel.function
+            scope[f"pack_{known}"] = kernel.pack
+            scope[f"layout_{known}"] = kernel.layout
         return scope
 
     def bound(self) -> dict[str, launch.Kernel]:

@@ -1,0 +1,81 @@
+"""What a host program takes and gives back: the memory plan, read from its statements.
+
+In:  a host program, sizes, the number of threads. Out: `Event`s, in the order of a run.
+
+    take t2: f32[s0, 8]                          + t2             32*s0
+    work k0.work = 64                            + k0.work         2*(64)
+    free k0.work                                 - k0.work
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from lowtide.codegen.host.program import (
+    Free,
+    HostProgram,
+    Loop,
+    Over,
+    Own,
+    Size,
+    Take,
+    Tensor,
+    Work,
+)
+from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.memory.plan import Event, Held
+from lowtide.texpr.index import Index, product
+from lowtide.texpr.sizes import evaluate
+
+
+def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iterator[Event]:
+    """What one run takes and gives back. What it never gives back are its results."""
+    known = dict(sizes)
+    own: dict[str, int] = {}  # sizes that the program computes
+    held: dict[str, Held] = {}
+
+    def taken(name: str, tensor: Tensor, kind: str, loc: Loc) -> Event:
+        formula = product(tensor.shape) * tensor.dtype.itemsize
+        held[name] = Held(
+            name=name, nbytes=evaluate(formula, known), kind=kind, loc=loc,
+            formula=_with_numbers(formula, own),
+        )  # fmt: skip
+        return Event(held=held[name], takes=True)
+
+    for statement in program.body:
+        match statement:
+            case Size(name=name, index=index):
+                known[name] = own[name] = evaluate(index, known)
+            case Take(name=name, tensor=tensor, kind=kind, loc=loc):
+                yield taken(name, tensor, kind, loc)
+            case Own(name=name, tensor=tensor, kind=kind, loc=loc):
+                yield taken(name, tensor, kind, loc)
+            case Over(name=name, tensor=tensor, kind=kind, of=of, loc=loc):
+                if of in held:  # an input's memory is not this program's to count
+                    yield Event(held=held.pop(of), takes=False)
+                    yield taken(name, tensor, kind, loc)
+            case Work(name=name, thread_bytes=found):
+                most = max(found, key=lambda index: evaluate(index, known))
+                held[name] = Held(
+                    name=name, nbytes=threads * evaluate(most, known), kind="work memory",
+                    loc=UNKNOWN_LOC, formula=f"{threads}*({_with_numbers(most, own)})",
+                )  # fmt: skip
+                yield Event(held=held[name], takes=True)
+            case Loop(ran=ran, trips=trips) if ran:
+                known[ran] = own[ran] = evaluate(trips, known)
+            case Free(names=names):
+                for name in names:
+                    if name in held:
+                        yield Event(held=held.pop(name), takes=False)
+            case _:
+                pass
+
+
+def _with_numbers(index: Index, own: Mapping[str, int]) -> str:
+    """The formula in the sizes of the call."""
+    return (
+        re.sub(r"[A-Za-z_]\w*", lambda m: str(own.get(m[0], m[0])), str(index))
+        if own
+        else str(index)
+    )

@@ -1,0 +1,281 @@
+"""The kernels of a fused Program: what those of any machine have in common.
+
+In:  a `Fusion` of a Program, the order of its size symbols and numbers, likely sizes.
+Out: `Kernels`: `c/kernels` for the CPU, `triton/kernels` for GPUs. They are compiled when they are
+     first bound; plans need no compiler. `codegen/executable` runs them.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowtide.codegen.host.build import Signature
+from lowtide.codegen.host.python import Dialect
+from lowtide.codegen.inplace import lying, replaceable
+from lowtide.errors import Loc
+from lowtide.runtime.choice import Choice
+from lowtide.texpr import expr as ex
+from lowtide.texpr.expr import Program
+from lowtide.texpr.index import Index
+from lowtide.texpr.printer import print_program
+from lowtide.tile.group import Fusion, Group
+from lowtide.tile.ir import Kernel
+from lowtide.tile.items import memory_strides
+from lowtide.tile.matmul import Matmul, as_matmul
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelInfo:
+    """One kernel for `explain()`: the ops written into it, each with its place, and a remark."""
+
+    name: str
+    ops: tuple[tuple[str, Loc], ...]
+    outputs: tuple[str, ...]
+    note: str
+
+
+class Kernels(ABC):
+    """The kernels of one Program.
+
+    `moving`: it is one step of several; from step to step, these tensors and sizes change.
+    `updated`: inputs that outputs take the place of, in the same memory.
+
+    `placed`: results that lie in the memory of a tensor that they are made of, by name, whose: of
+    temporaries, and of inputs where nobody needs these (`taking`)."""
+
+    language: str
+    writes_in_place = False  # whether kernels of this machine may
+    chooses_halves = False  # whether products of bf16 and f16 are measured beside PyTorch's, too
+
+    def __init__(
+        self,
+        fusion: Fusion,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+        moving: Iterable[str] = (),
+    ) -> None:
+        self.program = fusion.program
+        self.symbols = tuple(symbols)
+        self.scalars = tuple(scalars)
+        self.normal, self.groups = fusion.normal, fusion.groups
+        self.moving = frozenset((*moving, *self.normal.defs)) if moving else frozenset[str]()
+        self.is_step = bool(self.moving)
+        self.stored = _stored(self.groups, self.normal)
+        self.strides = memory_strides(self.normal.inputs, self.normal.defs)
+        self.memory_dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
+        self.memory_dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
+        self.plans = [self._plan(g, f"k{k}", hints) for k, g in enumerate(self.groups)]
+        made = self.program.defs
+        roots = {n: made[n] for n in self._roots() if n in made}
+        self.shaped = {**self.normal.defs, **roots}
+        self.products = {
+            p.name: m
+            for p, g in zip(self.plans, self.groups, strict=True)
+            if not moving and (m := self._matmul(p, g)) is not None
+        }
+        self.choices = {
+            name: Choice(("kernel", "torch.matmul"), self.settle) for name in self.products
+        }
+        self._lock = threading.RLock()
+        self.replaceable: dict[str, tuple[str, ...]] = {}
+        if self.writes_in_place and not self.is_step:
+            tensors = lying(self.normal.inputs, self.normal.defs)
+            self.replaceable = replaceable(self.plans, tensors, self.products)
+        self.placed = self._placed()
+
+    def _matmul(self, p: Kernel, g: Group) -> Matmul | None:
+        """The product that PyTorch's own gives as well, all of what the kernel writes."""
+        found = as_matmul(g.defs, self.strides, halves=self.chooses_halves)
+        return found if found is not None and p.outputs == [found.result.source] else None
+
+    def _placed(self) -> dict[str, str]:
+        """Of temporaries that die with the kernel that reads them, which result takes the place."""
+        found: dict[str, str] = {}
+        for name, places in self.replaceable.items():
+            free = [n for n in places if n in self.normal.defs and n not in self._roots()]
+            free = [n for n in free if n not in found.values() and self._is_alike(n, name)]
+            if free:
+                found[name] = free[0]
+        return found
+
+    def _is_alike(self, a: str, b: str) -> bool:
+        x, y = self.shaped[a], self.shaped[b]
+        return (x.shape, x.dtype) == (y.shape, y.dtype)
+
+    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+        """Which results may lie over these inputs, if nobody needs them: each over another one."""
+        found: dict[str, str] = {}
+        for name, places in self.replaceable.items():
+            free = [n for n in places if n in inputs and n not in found.values()]
+            if free and name not in self.placed:
+                found[name] = free[0]
+        return found
+
+    def taking(self, taken: Mapping[str, str]) -> Kernels:
+        """The same, with these results over inputs, as `over_inputs` has them."""
+        made = copy.copy(self)
+        made.placed = {**self.placed, **taken}
+        made._forget()
+        return made
+
+    def _forget(self) -> None:
+        """Has no text yet, as a copy."""
+        self._lock = threading.RLock()
+
+    @property
+    @abstractmethod
+    def signatures(self) -> Sequence[Signature]:
+        """What each kernel takes; nothing is written for that."""
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """All kernels in their language."""
+
+    @staticmethod
+    @abstractmethod
+    def dialect(parts: Mapping[str, Kernels]) -> Dialect:
+        """How a driver takes memory and launches these kernels, by what their names begin with."""
+
+    @abstractmethod
+    def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
+        """The kernel of a group."""
+
+    @abstractmethod
+    def threads(self) -> int:
+        """How many share the work, each with work memory of its own."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the machine that it is made for."""
+        return torch.device("cpu")
+
+    def device_of(self, tensors: Sequence[Tensor]) -> torch.device:
+        """Where these are, and what is made of them; of none, where the machine has its own."""
+        return tensors[0].device if tensors else self.device
+
+    @abstractmethod
+    def settle(self, device: torch.device) -> bool:
+        """Waits until all that was launched there is done; False where that is not allowed now."""
+
+    @abstractmethod
+    def identity(self, tensors: Sequence[Tensor]) -> str:
+        """What the kernels' times depend on beside their text: compiler, threads, device."""
+
+    @abstractmethod
+    def bound(self) -> Mapping[str, Any]:
+        """The compiled kernels, in the order in which they run."""
+
+    @abstractmethod
+    def scope(self, head: str) -> dict[str, Any]:
+        """What a driver's text calls by name. `head`: what names of these kernels begin with."""
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """Not negative at sizes like these, of which a kernel would hold more than the machine has
+        room for; None where that is not so."""
+        return None
+
+    def time_ns(self, sizes: Mapping[str, int]) -> float:
+        """The time of a run, where there is a model of that; else 0."""
+        return 0.0
+
+    # -- telling --
+
+    @property
+    def kernels(self) -> list[KernelInfo]:
+        return [
+            KernelInfo(
+                name=p.name,
+                ops=self._sites(p),
+                outputs=(*p.outputs, *dict.fromkeys(p.adds.values())),
+                note=_note(p) + _added(p) + self._remark(p.name) + self._remark_of_places(p),
+            )
+            for p in self.plans
+        ]
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why kernels were refused when they were launched: PyTorch runs the region instead."""
+        return ()
+
+    def _remark(self, name: str) -> str:
+        if name not in self.choices:
+            return ""
+        found = sorted(set(self.choices[name].measured().values()))
+        return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
+
+    def _remark_of_places(self, p: Kernel) -> str:
+        found = [f"{n} over {self.placed[n]}" for n in p.outputs if n in self.placed]
+        return f"; in place: {', '.join(found)}" if found else ""
+
+    def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
+        """The ops whose definitions went into a kernel, in program order."""
+        needed: set[str] = set()
+        todo = [n for output in (*p.outputs, *p.adds) for n in self._written_by(output)]
+        while todo:
+            name = todo.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            for load in ex.loads(self.program.defs[name].expr):
+                if load.source in self.program.defs and load.source not in self.stored:
+                    todo.append(load.source)
+        defs = (d for n, d in self.program.defs.items() if n in needed and d.op)
+        return tuple(dict.fromkeys((d.op, d.loc) for d in defs))
+
+    def _written_by(self, name: str) -> Iterator[str]:
+        """The program's definition of that name, or those that a reduction was taken out of."""
+        if name in self.program.defs:
+            yield name
+            return
+        taken = self.normal.defs[name]
+        for d in self.normal.defs.values():
+            same_op = (d.op, d.loc) == (taken.op, taken.loc)
+            if same_op and any(load.source == name for load in ex.loads(d.expr)):
+                yield from self._written_by(d.name)
+
+    @property
+    def stages(self) -> list[tuple[str, str]]:
+        """Titles and texts of all that stands between the Program and its kernels' language."""
+        groups = [
+            f"{p.name}: {', '.join((*g.defs, *g.epilogue))}"
+            for p, g in zip(self.plans, self.groups, strict=True)
+        ]
+        return [
+            ("tensor expressions", print_program(self.program)),
+            ("normal form", print_program(self.normal)),
+            ("groups", "\n".join(groups)),
+            ("tile program", "\n".join(map(str, self.plans))),
+            (self.language, self.source),
+        ]
+
+    def _roots(self) -> set[str]:
+        return {*self.program.outputs, *self.program.checks}
+
+
+def _note(p: Kernel) -> str:
+    grid = " x ".join(f"{t.axis.extent} by {t.tile}" for t in p.grid)
+    by = f"; {p.warps} warps, {p.stages} stages" if p.warps else ""
+    return (f"tiles: {grid}" if grid else "one task") + by
+
+
+def _added(p: Kernel) -> str:
+    found = ", ".join(dict.fromkeys(p.adds.values()))
+    return f"; adds to {found}, in any order" if found else ""
+
+
+def _stored(groups: Sequence[Group], program: Program) -> set[str]:
+    """What must lie in memory: outputs, checks, and what another group loads."""
+    needed = {*program.outputs, *program.checks}
+    for g in groups:
+        needed |= g.all_sources()
+    return needed
