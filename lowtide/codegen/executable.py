@@ -180,7 +180,9 @@ class Executable:
         found = [] if alone else [("tensor expressions", print_program(self.program))]
         for head, kernels in self.kernels_by_head.items():
             found += [(head + name, text) for name, text in kernels.stages]
-        return [*found, ("host program", print_host(self.host)), ("driver", self.driver)]
+        found += [("host program", print_host(self.host)), ("driver", self.driver)]
+        written = [(head + k.language, k.source) for head, k in self.kernels_by_head.items()]
+        return [*found, *written]
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """Not negative at sizes like these, of which a kernel would hold more than the machine has

@@ -245,7 +245,7 @@ class Kernels(ABC):
 
     @property
     def stages(self) -> list[tuple[str, str]]:
-        """Titles and texts of all that stands between the Program and its kernels' language."""
+        """Titles and texts of what stands between the Program and the text of its kernels."""
         groups = [
             f"{p.name}: {', '.join((*g.defs, *g.epilogue))}"
             for p, g in zip(self.plans, self.groups, strict=True)
@@ -255,7 +255,6 @@ class Kernels(ABC):
             ("normal form", print_program(self.normal)),
             ("groups", "\n".join(groups)),
             ("tile program", "\n".join(map(str, self.plans))),
-            (self.language, self.source),
         ]
 
     def _roots(self) -> set[str]:

@@ -1,8 +1,8 @@
 """A Program compiled in several tilings; the fastest is found by measurement.
 
 In:  a Program, as for `executable.compile_program`. Out: something that is called as an
-     `Executable` is. The first call with sizes of a class (as many bits each) measures on its own tensors, or finds
-     on disk what was measured by an earlier process on such a machine.
+     `Executable` is. The first call with sizes of a class (as many bits each) measures on its
+     own tensors, or finds on disk what was measured by an earlier process on such a machine.
 
     exp(-d) @ b, 5000 x 5000 x 64      usual 31 ms   few rows 33   long sweeps 27   → long sweeps
 

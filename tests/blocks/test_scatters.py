@@ -313,7 +313,7 @@ def test_only_passes_of_the_same_flag_are_compared(
     for is_on in (True, False):
         deterministic(is_on)
         (made,) = found[0].executables
-        assert (ATOMIC in made.source) is not is_on
+        assert (ATOMIC in made.first.source) is not is_on
 
 
 def test_without_scatters_the_flag_compiles_nothing(

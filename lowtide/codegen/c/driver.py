@@ -1,6 +1,6 @@
 """How a driver on the CPU takes memory and launches: see `host/python`.
 
-t3 = empty((N, M, ), torch.float32)
+t3 = empty((N, M), torch.float32)
 k0_work = scratch(threads * (64*M))
 run_k0(pack_k0(pool, threads, k0_work.address, x.data_ptr(), t3.data_ptr(), N, M))
 """
@@ -36,11 +36,11 @@ class HostDialect(Dialect):
         tensor = statement.tensor
         if small_shape(tensor) is not None:
             return f"empty_like(like_{name})"
-        return f"empty(({python_tuple(tensor.shape)}), {tensor.dtype.torch})"
+        return f"empty({python_tuple(tensor.shape)}, {tensor.dtype.torch})"
 
     def over(self, statement: Over, of: str, is_input: bool) -> str:
         """See the base class."""
-        return f"over({of}, ({python_tuple(statement.tensor.shape)}))" if is_input else of
+        return f"over({of}, {python_tuple(statement.tensor.shape)})" if is_input else of
 
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
         """See the base class."""

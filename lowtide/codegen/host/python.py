@@ -3,7 +3,7 @@
     def run(tensors, sizes, numbers):
         x, = tensors
         s0, = sizes
-        t2 = empty((s0, ), torch.float32)
+        t2 = empty((s0,), torch.float32)
         run_k0(pack_k0(pool, threads, work.address, x.data_ptr(), t2.data_ptr(), s0))
         return [t2]
 
@@ -124,8 +124,9 @@ def name_of(name: str) -> str:
 
 
 def python_tuple(parts: Iterable[Index]) -> str:
-    """The inside of a tuple of sizes."""
-    return "".join(f"{size}, " for size in parts)
+    """A tuple of sizes."""
+    texts = list(map(str, parts))
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
 def clamp(number: int, extent: int) -> int:
@@ -285,8 +286,8 @@ class _Printer:
 def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
     """PyTorch's matrix product or the kernel, whichever was faster at such sizes."""
     left, right, result = (
-        f"{name_of(x.source)}.as_strided(({python_tuple(x.sizes)}), "
-        f"({python_tuple(x.strides)}), {x.offset}{base})"
+        f"{name_of(x.source)}.as_strided({python_tuple(x.sizes)}, "
+        f"{python_tuple(x.strides)}, {x.offset}{base})"
         for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
     )
     sizes = python_tuple(dict.fromkeys((*m.left.sizes, m.right.sizes[-1])))
@@ -295,7 +296,7 @@ def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
         f"if {m.points} < {LEAST_POINTS}:",
         f"    {launch}",
         "else:",
-        f"    choice_{name}.run(({sizes}), {device}, lambda: {launch},",
+        f"    choice_{name}.run({sizes}, {device}, lambda: {launch},",
         f"        lambda: matmul({left}, {right}, out={result}))",
     ]
 

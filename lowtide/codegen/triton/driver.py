@@ -1,6 +1,6 @@
 """How a driver on a GPU takes memory and launches: see `host/python`.
 
-t3 = empty((N, M, ), dtype=torch.float32, device=device)
+t3 = empty((N, M), dtype=torch.float32, device=device)
 launch_k0(programs, reach, x, y, t3, N, M, W_c=power(C))
 """
 
@@ -23,12 +23,15 @@ from lowtide.texpr.index import Index
 
 class BlockDialect(Dialect):
     """See the module's text. `texts`: the kernels, by their names in the driver; `home`: the
-    device of a program without inputs; `chooses`: whether products have two ways."""
+    device of a program without inputs."""
 
-    def __init__(self, texts: Mapping[str, BlockText], home: torch.device, chooses: bool) -> None:
+    def __init__(
+        self, texts: Mapping[str, BlockText], home: torch.device, interpreted: bool
+    ) -> None:
         self.texts = texts
         self.home = home
-        self.chooses = chooses
+        self.interpreted = interpreted
+        self.chooses = not interpreted
 
     def opening(self, program: HostProgram) -> Iterator[str]:
         """See the base class."""
@@ -38,7 +41,7 @@ class BlockDialect(Dialect):
     def take(self, name: str, statement: Take) -> str:
         """See the base class."""
         tensor = statement.tensor
-        shape = f"({python_tuple(tensor.shape)})"
+        shape = python_tuple(tensor.shape)
         return f"empty({shape}, dtype={tensor.dtype.torch}, device=device)"
 
     def over(self, statement: Over, of: str, is_input: bool) -> str:
@@ -71,10 +74,10 @@ class BlockDialect(Dialect):
 
     def scope(self, program: HostProgram) -> dict[str, Any]:
         """See the base class."""
-        is_interpreted = self.home.type == "cpu"
+        graphs = None if self.interpreted else GRAPHS
 
         def run_steps(steps: Steps, device: torch.device, tensors: Sequence[torch.Tensor]) -> int:
-            run_blocks(steps, device, tensors, None if is_interpreted else GRAPHS)
+            run_blocks(steps, device, tensors, graphs)
             return steps.trips
 
         return {

@@ -91,7 +91,7 @@ class BlockKernels(Kernels):
         found = {head: k for head, k in parts.items() if isinstance(k, BlockKernels)}
         first = next(iter(found.values()))
         texts = {head + t.name: t for head, k in found.items() for t in k.texts}
-        return BlockDialect(texts, first.device, not first.interpreted)
+        return BlockDialect(texts, first.device, first.interpreted)
 
     def threads(self) -> int:
         """See the base class."""
