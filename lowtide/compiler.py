@@ -70,7 +70,8 @@ __all__ = [
 ]  # fmt: skip
 
 STAGES = (  # for `python -m lowtide.opt`; those after `specialise` take Programs
-    "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "emit",
+    "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "host",
+    "emit",
 )  # fmt: skip
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,

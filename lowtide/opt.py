@@ -4,13 +4,15 @@
     python -m lowtide.opt --from specialise --shape x=100x3,n=5 --to normalise program.txt
     python -m lowtide.opt --from normalise --rewrite softmax --size N=1000 < formulas.txt
 
-In: a Function as `print_function` writes it, or a Program as `print_program` does. From `fuse` on
-the Program is in normal form already. Exit status: 0 done, 2 what was given makes no sense.
+In: a Function as `print_function` writes it, a Program as `print_program` does, or a host program.
+From `fuse` on the Program is in normal form already. Exit status: 0 done, 2 what was given makes no
+sense.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,11 @@ from lowtide import compiler
 from lowtide.budget.budgeted import make_driver
 from lowtide.budget.dry_run import Walk
 from lowtide.budget.dry_run_steps import KernelStep
+from lowtide.codegen.c.driver import HostDialect
 from lowtide.codegen.executable import compile_program
+from lowtide.codegen.host.parser import parse_host
+from lowtide.codegen.host.printer import print_host
+from lowtide.codegen.host.python import python_text
 from lowtide.errors import LowtideError
 from lowtide.execute.options import Options
 from lowtide.ir.core import Function, Value, print_function
@@ -46,7 +52,7 @@ PASSES: Final[Mapping[str, Pass]] = {
 }
 COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's stages is shown
     "split": ("tensor expressions",), "normalise": ("normal form",), "fuse": ("groups",),
-    "tile": ("tile program",), "emit": ("driver", "c"),
+    "tile": ("tile program",), "host": ("host program",), "emit": ("driver", "C"),
 }  # fmt: skip
 Shown = Iterator[tuple[str, str]]
 
@@ -151,6 +157,11 @@ def stages(text: str, options: argparse.Namespace) -> Shown:
     known = compiler.STAGES
     begin = known.index(choice("stage", options.begin, known))
     end = known.index(choice("stage", options.end or known[-1], known))
+    if re.search(r"^result\b", text, re.MULTILINE) and begin >= known.index("host"):
+        host = parse_host(text)
+        shown = {"host": print_host(host), "emit": python_text(host, HostDialect())}
+        yield from ((stage, shown[stage]) for stage in known[begin : end + 1])
+        return
     this = Run(options)
     is_function = text.lstrip().startswith("def ")
     if is_function != (begin <= known.index("specialise")):

@@ -24,6 +24,7 @@ import torch
 from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
 from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
 from lowtide.budget.simulated_kernels import backward, simulate
+from lowtide.codegen.host.region import print_region
 from lowtide.errors import UNKNOWN_LOC, LowtideError
 from lowtide.execute.checkpoint import BY_PYTORCH
 from lowtide.execute.chunks import RunBlock
@@ -148,7 +149,8 @@ class Walk:
             seen.add(id(host))
             where = f"@{step.loc.line}" if len(kernels) > 1 else ""
             found.append((f"signature{where}", print_program(host.program)))
-            found.append((f"driver{where}", host.text))
+            found.append((f"region{where}", print_region(host.around)))
+            found.append((f"around{where}", host.text))
             found.extend((f"{name}{where}", text) for name, text in executable.stages)
             backward = step.backward()
             if backward is not None and backward.executable is not None:

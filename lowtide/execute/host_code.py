@@ -1,32 +1,46 @@
-"""The Python text around one Executable: what happens before and after the kernels of a call.
+"""What a region does around its kernels: written from a trace, and bound to them.
 
-In: a Trace and the values that outlive its region. Out: a `Program` cut to what is needed, and two
-functions, written as source since each call runs them:
+In:  a Trace and the values that outlive its region.
+Out: a `Program` cut to what is needed, a `RegionProgram` (`codegen/host/region`) that says what
+     happens before and after its kernels, and the two Python functions that are printed from it.
 
-    def prepare(a, z):                          # once per new set of sizes: derived ints
-        z.append(k0(z[0], a[1]))
-
-    def run(a, z, sizes):                       # each call
-        o = exe([a[0], a[1]], sizes, [a[2]])
-        if not o[1]: raise CheckFailed
-        v0 = k1(a[0], 0)                        # a view, by PyTorch's own op
-        return (o[0], v0)
-
-`a` are the live-ins, `z` the ints, `o` the kernels' outputs. A view of a live-in or of another
-value that outlives the region is made by PyTorch from the real tensor, so that it aliases as it
-does in eager mode. An output that lies in memory in another order than that of its dims is a view
-of what the kernels give (`texpr/orders`).
+A view of a live-in or of another value that outlives the region is made by PyTorch from the real
+tensor, so that it aliases as it does in eager mode. An output that lies in memory in another order
+than that of its dims is a view of what the kernels give (`texpr/orders`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import torch
 
+from lowtide.codegen.host.region import (
+    Call,
+    Entries,
+    Group,
+    Kernels,
+    Let,
+    Literal,
+    Live,
+    Made,
+    Number,
+    Object,
+    Operand,
+    Output,
+    PythonRegion,
+    RegionProgram,
+    Sized,
+    Statement,
+    Turn,
+    Write,
+    function_name,
+    live_ins,
+    verify_region,
+)
+from lowtide.ir.literals import is_literal
 from lowtide.specialise.abstract import (
     Abs,
     Map,
@@ -42,11 +56,9 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod, as_index, nonnegative, product
+from lowtide.texpr.index import Index, as_index, nonnegative, product
 from lowtide.texpr.orders import Order, inverse, stored_in
 
-_LIVE_IN: Final = re.compile(r"\ba\[(\d+)\]")
-_ONLY_TURNS: Final = re.compile(r" *v\d+ = o\[\d+\]\.permute\([\d, ]+\)")
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
 
@@ -81,6 +93,7 @@ class HostFault(Exception):
 class HostCode:
     """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
 
+    `around`: what is done before and after the kernels, of which `prepare` and `run` are printed.
     `names` are all of `z`, `outputs` what the kernels' outputs stand for, `orders` in which order
     their dims lie. `bind(exe)` gives the `run` function.
 
@@ -90,6 +103,7 @@ class HostCode:
     """
 
     program: Program
+    around: RegionProgram
     names: tuple[str, ...]
     symbols: tuple[str, ...]
     scalars: tuple[str, ...]
@@ -130,46 +144,48 @@ def write(
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
     kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
-    writer = _Writer(builder, order, kept, orders, records)
-    prepare = writer.preparation([derived[n] for n in ints])
-    texts = writer.results(results)
-    written = [f"    write({writer.of(x)}, {writer.of(new)})" for x, new in writes]
+    writer = _Writer(builder, kept, orders, records)
+    sizes = [writer.size(name, derived[name]) for name in ints]
+    handed_out = writer.operands(results)
+    written = [Write(to=writer.of(x), value=writer.of(new)) for x, new in writes]
+    after = writer.statements
     added = builder.program.additions(writer.outputs)
     program = ex.pruned(builder.program, [*writer.outputs, *added])
     symbols = tuple(n for n in order if n in _symbols(program))
     scalars = tuple(sorted(_scalars(program)))
     known = {n: Abs(None, place) for n, place in floats.items()} | dict(derived)
-    only_turns = all(map(_ONLY_TURNS.fullmatch, writer.lines))
-    more, written_early = ", a" * records, list[str]()
-    if records and written:  # see `Recorder`
-        written_early = ["    def written(o):", *(f"    {line}" for line in written)]
-        more += ", written"
-    head = writer.call(program, tensors, [known[n] for n in scalars], more)
-    after = [*writer.lines, *written, texts]
-    lines = [
-        "def run(a, z, sizes):",
-        *written_early,
-        *head,
-        *writer.guarded(writer.lines),
-        *written,
-    ]
-    text = "\n".join([*lines, f"    return {texts}"])
+    before, kernels = writer.kernels(program, tensors, [known[n] for n in scalars])
+    around = RegionProgram(
+        numbers=tuple(numbers),
+        sizes=tuple(sizes),
+        before=tuple(before),
+        kernels=kernels,
+        after=tuple(after),
+        writes=tuple(written),
+        results=tuple(handed_out),
+    )
+    verify_region(around)
+    only_turns = all(isinstance(s, Turn) for s in after)
+    python = PythonRegion(around, records)
+    prepare, run = python.prepare(), python.run()
+    scope = {**writer.functions, **writer.objects, **python.literals}
 
     def bind(exe: Any) -> Callable[..., tuple[Any, ...]]:
-        return _compiled(text, "run", {**writer.constants, "exe": exe})
+        return _compiled(run, "run", {**scope, "exe": exe})
 
     return HostCode(
         program=program,
+        around=around,
         names=tuple(order),
         symbols=symbols,
         scalars=scalars,
         pick=tuple(order[n] for n in symbols),
-        prepare=_compiled(prepare, "prepare", writer.constants) if prepare else None,
+        prepare=_compiled(prepare, "prepare", scope) if prepare else None,
         bind=bind,
-        text=f"{prepare}\n\n{text}" if prepare else text,
+        text=f"{prepare}\n\n{run}" if prepare else run,
         outputs=tuple(writer.outputs.values()),
         orders=tuple(map(orders.get, writer.outputs.values())),
-        reads_after=frozenset(int(k) for x in after for k in _LIVE_IN.findall(x)),
+        reads_after=frozenset(live_ins(around)),
         only_turns=only_turns,
         may_fail_after=bool(program.checks) or not only_turns,
     )
@@ -178,6 +194,7 @@ def write(
 def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space: dict[str, Any] = {**constants, "CheckFailed": CheckFailed, "HostFault": HostFault}
     space["write"] = _write
+    space["sized"] = _sized
     space["capturing"] = _is_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
     return space.pop(name)  # left there, it would be a cycle that holds what `exe` holds
@@ -248,95 +265,79 @@ def _count(x: Abs) -> Index:
 
 
 class _Writer:
+    """Values as operands; whatever must be made once is a statement of its own."""
+
     def __init__(
         self,
         builder: Builder,
-        order: Mapping[str, int],
         kept: set[int],
         orders: Mapping[Abs, Order],
         records: bool,
     ) -> None:
         self.builder = builder
-        self.order = order
         self.kept = kept
         self.orders = orders
         self.records = records
-        self.constants: dict[str, Any] = {}
-        self.lines: list[str] = []
+        self.functions: dict[str, Any] = {}  # by their names in Python
+        self.objects: dict[str, Any] = {}
+        self.statements: list[Statement] = []
         self.outputs: dict[str, Abs] = {}  # in order; a name stands once
         self._given_out: set[str] = set()  # values, by the names that they have unturned
         self._names: dict[int, str] = {}  # by id of an Abs or Origin
         self._alive: list[object] = []  # so that ids stay unique
 
-    # -- the parts of the text --
+    # -- the parts of the program --
 
-    def preparation(self, ints: Sequence[Abs]) -> str:
-        """Source of `prepare`, "" where no int is derived."""
-        for x in ints:
-            assert isinstance(x.origin, Origin)
-            self.lines.append(f"    z.append({self._call_text(x.origin)})")
-        body, self.lines = self.lines, []
-        self._names.clear()  # `run` has its own locals
-        return "\n".join(["def prepare(a, z):", *body]) if body else ""
+    def size(self, name: str, x: Abs) -> Call:
+        """A size that is computed once for each new set of sizes."""
+        assert isinstance(x.origin, Origin)
+        call = self._call(name, x.origin)
+        assert not self.statements, "a size that needs more than its operands"
+        return call
 
-    def results(self, results: Sequence[Abs]) -> str:
-        """The tuple of results, after lines that make them."""
-        texts = [self.of(r) for r in results]
-        return f"({', '.join(texts)},)" if texts else "()"
+    def operands(self, values: Sequence[Abs]) -> list[Operand]:
+        """Values, after statements that make them."""
+        return [self.of(x) for x in values]
 
-    def call(
-        self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs], more: str
-    ) -> list[str]:
-        """The lines that call the kernels; `more` are operands after the numbers."""
+    def kernels(
+        self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs]
+    ) -> tuple[list[Statement], Kernels | None]:
+        """The launch of the kernels, and what is done before it."""
         if not program.outputs and not program.checks:
-            return []
-        rest, names = self.lines, self._names
-        self.lines, self._names = [], {}  # lines of before the call know no locals of after it
-        numbers = ", ".join(self.of(x) for x in scalars)
-        before, self.lines, self._names = self.lines, rest, names
-        inputs = ", ".join(_place(tensors[name]) for name in program.inputs)
-        lines = self.guarded(before)
-        if program.checks and self.builder.device.type == "cuda":
-            lines.append("    if capturing(): raise CheckFailed")
-        lines.append(f"    o = exe([{inputs}], sizes, [{numbers}]{more})")
-        for k in range(len(program.results), len(program.results) + len(program.checks)):
-            lines.append(f"    if not o[{k}]: raise CheckFailed")
-        return lines
-
-    def guarded(self, lines: Sequence[str]) -> list[str]:
-        """Lines of Python's or PyTorch's own functions, which may raise."""
-        if not lines:
-            return []
-        inner = [f"    {line}" for line in lines]
-        return [
-            "    try:",
-            *inner,
-            "    except Exception as error:",
-            "        raise HostFault from error",
-        ]
+            return [], None
+        self.statements, self._names = [], {}  # what is made after the kernels is not there yet
+        numbers = tuple(self.operands(scalars))
+        kernels = Kernels(
+            inputs=tuple(_live(tensors[name]) for name in program.inputs),
+            numbers=numbers,
+            outputs=len(program.results),
+            checks=len(program.checks),
+            may_capture=bool(program.checks) and self.builder.device.type == "cuda",
+        )
+        return self.statements, kernels
 
     # -- values --
 
-    def of(self, x: Abs) -> str:
-        """The text of a value; whatever must be made only once gets a line of its own."""
+    def of(self, x: Abs) -> Operand:
+        """A value; whatever must be made only once gets a statement of its own."""
         if isinstance(x.value, Val):
             return self._tensor(x)
         is_object = holds_list(x) or (isinstance(x.value, Seq | Map) and not is_constant(x))
         if isinstance(x.origin, Place) and (is_object or not is_constant(x)):
-            return _place(x.origin)
+            return _live(x.origin)
         if is_object:  # a list that stands in several places is one list
-            return self._once(x, lambda: self._sequence(x, self.of))
+            return self._once(x, lambda name: Let(name=name, value=self._sequence(x, self.of)))
         if isinstance(x.value, Index):
-            return self.index(x.value)
+            return Number(index=x.value)
         if isinstance(x.origin, Origin):
             return self._origin(x)
         if isinstance(x.origin, Place):
-            return _place(x.origin)
+            return _live(x.origin)
         return self._constant(concrete_value(x))
 
-    def _tensor(self, x: Abs) -> str:
+    def _tensor(self, x: Abs) -> Operand:
         if isinstance(x.origin, Place):
-            return _place(x.origin)
+            return _live(x.origin)
         if x.base is not None and self._exists(x.base):
             return self._origin(x)
         return self._output(x)
@@ -347,13 +348,13 @@ class _Writer:
             return True
         return x.base is not None and self._exists(x.base)
 
-    def _output(self, x: Abs) -> str:
+    def _output(self, x: Abs) -> Operand:
         k = next((k for k, made in enumerate(self.outputs.values()) if made is x), None)
-        k = self._stored(x) if k is None else k
+        output = Output(number=self._stored(x) if k is None else k)
         order = self.orders.get(x)
         if order is None or self.records:
-            return f"o[{k}]"
-        return self._once(x, lambda: f"o[{k}].permute{inverse(order)}")
+            return output
+        return self._once(x, lambda name: Turn(name=name, of=output, order=inverse(order)))
 
     def _stored(self, x: Abs) -> int:
         """A new output; gives its number."""
@@ -370,87 +371,72 @@ class _Writer:
         self.outputs[name] = x
         return len(self.outputs) - 1
 
-    def _origin(self, x: Abs) -> str:
+    def _origin(self, x: Abs) -> Made:
         origin = x.origin
         assert isinstance(origin, Origin)
-        whole = self._once(origin, lambda: self._call_text(origin))
-        return whole if x.item is None else f"{whole}[{x.item}]"
+        whole = self._once(origin, lambda name: self._call(name, origin))
+        return Made(name=whole.name, item=x.item)
 
-    def _call_text(self, origin: Origin) -> str:
-        args = ", ".join(self._operand(x) for x in origin.operands)
-        return f"{self._constant(origin.fn)}({args})"
+    def _call(self, name: str, origin: Origin) -> Call:
+        operands = tuple(self._operand(x) for x in origin.operands)
+        return Call(name=name, op=self._function(origin), operands=operands)
 
-    def _operand(self, x: Abs) -> str:
+    def _function(self, origin: Origin) -> str:
+        """The name of the op, under which its function is noted."""
+        op, count = origin.name, 0
+        while self.functions.setdefault(function_name(op), origin.fn) != origin.fn:
+            count += 1
+            op = f"{origin.name}.{count}"
+        return op
+
+    def _operand(self, x: Abs) -> Operand:
         """An operand of a view: of tensors that are not real, only sizes and dtype count."""
         if isinstance(x.value, Val) and not self._exists(x):
-            sizes = ", ".join(self.index(as_index(s)) for s in x.value.shape)
-            dtype = self._constant(x.value.dtype.torch)
-            return f"{self._constant(_shape_only)}({dtype}, ({sizes}{',' if sizes else ''}))"
+            return Sized(dtype=x.value.dtype.torch, shape=tuple(as_index(s) for s in x.value.shape))
         if isinstance(x.value, Seq) and not is_constant(x) and not isinstance(x.origin, Place):
             return self._sequence(x, self._operand)
         return self.of(x)
 
-    def _sequence(self, x: Abs, of: Callable[[Abs], str]) -> str:
+    def _sequence(self, x: Abs, of: Callable[[Abs], Operand]) -> Operand:
         if isinstance(x.value, Map):
-            pairs = [f"{self._constant(k)}: {of(v)}" for k, v in x.value.entries().items()]
-            return f"{{{', '.join(pairs)}}}"
+            keys = tuple(map(self._constant, x.value.keys))
+            return Entries(keys=keys, elems=tuple(map(of, x.value.elems)))
         assert isinstance(x.value, Seq)
-        inner = ", ".join(of(e) for e in x.value.elems)
-        if x.value.kind is list:
-            return f"[{inner}]"
-        if x.value.kind is tuple:
-            return f"({inner},)"
-        make: Any = getattr(x.value.kind, "_make", x.value.kind)
-        return f"{self._constant(make)}(({inner},))"
+        elems, kind = tuple(map(of, x.value.elems)), x.value.kind
+        if kind is list or kind is tuple:
+            return Group(kind=kind.__name__, elems=elems)
+        make = self._object(getattr(kind, "_make", kind))
+        return Group(kind=make.name, elems=elems)
 
-    def _once(self, key: object, text: Callable[[], str]) -> str:
+    def _once(self, key: object, statement: Callable[[str], Statement]) -> Made:
         name = self._names.get(id(key))
         if name is None:
-            line = text()
-            name = f"v{len(self._alive)}"
             self._alive.append(key)
-            self.lines.append(f"    {name} = {line}")
+            name = f"v{len(self._alive)}"
+            self.statements.append(statement(name))  # after those that it needs
             self._names[id(key)] = name
-        return name
+        return Made(name=name)
 
-    def _constant(self, value: object) -> str:
-        if value is None or value is True or value is False or type(value) in (int, str):
-            return repr(value)
-        for name, known in self.constants.items():
-            if known is value:
-                return name
-        if type(value) is list:
+    def _constant(self, value: object) -> Operand:
+        if type(value) is list:  # a fresh one in each call
             inner = cast("list[object]", value)
-            return f"[{', '.join(map(self._constant, inner))}]"  # a fresh list in each call
-        name = f"k{len(self.constants)}"
-        self.constants[name] = value
-        return name
+            return Group(kind="list", elems=tuple(map(self._constant, inner)))
+        return Literal(value=value) if is_literal(value) else self._object(value)
 
-    # -- sizes --
-
-    def index(self, index: Index) -> str:
-        """The Python text of a size polynomial."""
-        parts = [
-            "*".join([str(factor), *(self._atom(a) for a in monomial)]).removeprefix("1*")
-            for monomial, factor in index.terms
-        ]
-        return " + ".join(parts) or "0"
-
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, FloorDiv):
-            return f"(({self.index(atom.num)}) // ({self.index(atom.den)}))"
-        if isinstance(atom, Mod):
-            return f"(({self.index(atom.num)}) % ({self.index(atom.den)}))"
-        if isinstance(atom, Clamp):
-            return f"min(max({self.index(atom.num)}, 0), ({self.index(atom.extent)}) - 1)"
-        return f"z[{self.order[repr(atom)]}]"
+    def _object(self, value: object) -> Object:
+        for name, known in self.objects.items():
+            if known is value:
+                return Object(name=name)
+        name = f"k{len(self.objects)}"
+        self.objects[name] = value
+        return Object(name=name)
 
 
-def _place(place: Place) -> str:
-    return f"a[{place.position}]" + "".join(f"[{i!r}]" for i in place.path)
+def _live(place: Place) -> Live:
+    return Live(position=place.position, path=tuple(place.path))
 
 
-def _shape_only(dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
+def _sized(dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
     return torch.empty((), dtype=dtype, device="cpu").expand(sizes)
 
 

@@ -342,9 +342,8 @@ class _Specialiser:
             case "py.format":
                 if any(tensors_in(x) for x in operands):
                     raise Stop("prints a tensor")
-                return [
-                    Abs(OPAQUE, Origin(str(op.attrs["template"]).format, tuple(operands), op.name))
-                ]
+                template = Abs(str(op.attrs["template"]))
+                return [Abs(OPAQUE, Origin(str.format, (template, *operands), "str.format"))]
             case _:
                 definition = opdefs.find(op.name)
                 if definition is None:

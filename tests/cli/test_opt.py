@@ -72,6 +72,15 @@ def test_programs_enter_each_stage(
         assert again in text
 
 
+def test_a_host_program_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    printed = opt_of(PROGRAM, "--from", "host", "--to", "host", capsys=capsys, path=tmp_path)
+    text = printed.partition("==\n")[2]
+    again = opt_of(text, "--from", "host", capsys=capsys, path=tmp_path)
+    assert titles(again) == ["host", "emit"]
+    assert text.strip() in again
+    assert "run_k0(pack_k0(" in again
+
+
 def test_one_rewrite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--from", "normalise", "--to", "normalise", "--rewrite", "algebra", "--size", "N=9")
     text = opt_of(PROGRAM, *options, capsys=capsys, path=tmp_path)

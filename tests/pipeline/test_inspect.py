@@ -116,7 +116,7 @@ def test_stages() -> None:
     names = [n for n, _ in stages]
     assert names[0] == "ir"
     assert names[-1].lower() == "c"
-    assert "driver" in names
+    assert "region" in names
 
 
 def test_debug_files(tmp_path: Path) -> None:
