@@ -13,6 +13,7 @@ Once for a signature of a region, and for each mask of wanted gradients:
     split                a Program → loops, strips and plain parts (`parts`, `strips`)
     normalise → fuse     a part → its normal form, in groups (`fused`)
     tile                 a group → a kernel: grid, sweeps, buffers, schedule (`tiled`)
+    host                 parts with their kernels → a host program (`codegen/host/build`)
     emit → load          a kernel → C or Triton (`emitted`) → a function to call (`loaded`)
 """
 
@@ -69,10 +70,8 @@ __all__ = [
     "specialise", "strips", "tiled",
 ]  # fmt: skip
 
-STAGES = (  # for `python -m lowtide.opt`; those after `specialise` take Programs
-    "ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile", "host",
-    "emit",
-)  # fmt: skip
+# For `python -m lowtide.opt`; those after `specialise` take Programs.
+STAGES = tuple("ir simplify specialise differentiate split normalise fuse tile host emit".split())
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,
     inline_no_grad,
