@@ -13,7 +13,7 @@ Once for a signature of a region, and for each mask of wanted gradients:
     split                a Program → loops, strips and plain parts (`parts`, `strips`)
     normalise → fuse     a part → its normal form, in groups (`fused`)
     tile                 a group → a kernel: grid, sweeps, buffers, schedule (`tiled`)
-    host                 parts with their kernels → a host program (`codegen/host/build`)
+    host                 kernels → what happens around them (`codegen/host/build`)
     emit → load          a kernel → C or Triton (`emitted`) → a function to call (`loaded`)
 """
 
@@ -70,8 +70,8 @@ __all__ = [
     "specialise", "strips", "tiled",
 ]  # fmt: skip
 
-# For `python -m lowtide.opt`; those after `specialise` take Programs.
-STAGES = tuple("ir simplify specialise differentiate split normalise fuse tile host emit".split())
+_NAMES = "ir simplify specialise differentiate split normalise fuse tile host emit"
+STAGES = tuple(_NAMES.split())  # for `lowtide.opt`; those after `specialise` take Programs
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,
     inline_no_grad,
