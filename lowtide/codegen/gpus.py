@@ -1,4 +1,4 @@
-"""Which GPU kernels are made for.
+"""The GPU for which kernels are compiled.
 
 In: the name of a machine (`codegen/machines`). Out: a `Gpu` of the planner.
 """

@@ -1,4 +1,4 @@
-"""Index polynomials as text: what C and Triton print alike.
+"""Index polynomials as text that is both C and Triton.
 
 In: an `Index`, the sign of a division, and how its axes, sizes and gathered values are called.
 Out: text. Always: division rounds down also for negative numerators, as in Python.

@@ -1,4 +1,4 @@
-"""Which results of kernels may lie in the memory of an operand: written where it was read.
+"""Finds results of kernels that may overwrite an operand: written where it was read.
 
 In:  the planned kernels of a program, in order, and how its tensors lie. Out: for each result the
      tensors, of the same dtype and sizes, of which all elements that share a tile are read before

@@ -1,4 +1,4 @@
-"""Which machine a program is compiled for: what differs between them, in one table.
+"""One table of the machines for which a program can be compiled, and how they differ.
 
 cpu           C                      groups may keep values from tile to tile
 cuda:0, …     Triton                 programs of blocks are independent of each other

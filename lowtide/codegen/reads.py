@@ -1,4 +1,4 @@
-"""What a kernel is handed: the tensors, numbers and sizes that its text names.
+"""The operands of a kernel: the tensors, numbers and sizes that its text names.
 
 In: a planned kernel. Out: names, and the polynomials of its nests; the same for every language.
 """

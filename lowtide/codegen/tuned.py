@@ -1,4 +1,4 @@
-"""A Program compiled in several tilings; the fastest is found by measurement.
+"""Compiles a Program in several tilings, and measures which one is fastest.
 
 In:  a Program, as for `executable.compile_program`. Out: something that is called as an
      `Executable` is. The first call with sizes of a class (as many bits each) measures on its

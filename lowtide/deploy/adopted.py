@@ -1,4 +1,4 @@
-"""The caller's own enums and named tuples, taken for those of a file.
+"""Converts the caller's own enums and named tuples to those of a file.
 
 In: programs out of a file, the arguments of a call. Out: arguments as the programs know them.
 

@@ -1,4 +1,4 @@
-"""The ops that a file may have, with the attributes of each; names of Python's own values.
+"""The ops that a file may contain, with their attributes, and names of Python's own values.
 
 In: nothing. Out: tables, and checks that need no class table: sizes, templates.
 

@@ -1,4 +1,4 @@
-"""What the programs of a compiled module call: methods of its submodules, and its own.
+"""The methods that the programs of a compiled module call, on its submodules and itself.
 
 In: compiled methods. Out: for each module, names of methods and the types they are called with.
 

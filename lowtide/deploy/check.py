@@ -1,4 +1,4 @@
-"""What a program in a file may do: a positive list, the same for writing and reading.
+"""Checks a program of a file against a positive list, both for writing and reading.
 
 In: a verified Function whose classes have the names of the file, and the class table. Out: nothing,
 or `Refusal` with the op and the reason.

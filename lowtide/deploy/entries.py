@@ -1,4 +1,4 @@
-"""What of a compiled object is saved: its entry points, each with a signature and programs.
+"""The entry points of a compiled object that are saved, each with a signature and programs.
 
 In: a ScriptFunction or ScriptModule. Out: `Entry`s.
 

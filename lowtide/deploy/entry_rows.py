@@ -1,4 +1,4 @@
-"""The entries of a manifest, read: which programs are which method of which modules.
+"""Reads the entries of a manifest: the programs of each method of each module.
 
 In: rows that are not trusted, the module tree. Out: `Method`s, first with the file's names of
 classes, then, once nothing can fail any more, with those of the process.

@@ -1,4 +1,4 @@
-"""Tensors that programs read from outside their module: globals, and what traced functions hold.
+"""Saves tensors from outside a module: globals, and tensors that traced functions hold.
 
 In: a compiled object and its entries. Out: the same, with those tensors in a submodule that only
 the file has; a function becomes the `forward` of a module that has nothing else.

@@ -1,4 +1,4 @@
-"""JSON that is not trusted: a `Node` is a value and where it stands, and gives what is expected.
+"""Reads JSON that is not trusted: a `Node` is a value with its location.
 
 In: bytes. Out: nodes; raises LoadError with the place and what should stand there.
 

@@ -1,4 +1,4 @@
-"""The format's version, and the most that a file may hold: what is larger is refused unread.
+"""The format's version, and limits on the contents of a file.
 
 In: nothing. Out: constants. They are far above what real programs need; their only purpose is that
 a hostile file cannot make a reader use memory or time out of proportion to its own size.

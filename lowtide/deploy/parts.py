@@ -1,4 +1,4 @@
-"""What of a module can be called besides its entry points: its parts, and what its programs call.
+"""The callable parts of a module besides its entry points.
 
 In: a compiled module. Out: `Entry`s of its submodules, and of itself.
 

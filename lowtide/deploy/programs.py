@@ -1,4 +1,4 @@
-"""The programs that a compiled object has, as they are to be saved.
+"""The programs of a compiled object that are saved.
 
 In: a ScriptFunction or a ScriptMethod. Out: `Program`s: the one for the annotated types, then those
 made for the arguments seen so far, each with the facts about its modules that it relies on.

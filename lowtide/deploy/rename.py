@@ -1,4 +1,4 @@
-"""Gives the classes that a program speaks of other names: those of the process, or of a file.
+"""Renames the classes of a program: from this process to a file, and back.
 
 In: a Function and what to call each class. Out: a copy.
 

@@ -1,4 +1,4 @@
-"""The lines of the user's files that programs point at, so that errors show them elsewhere too.
+"""The source lines of a program's locations, so that errors show them on other machines.
 
 In: Functions. Out: rows `[file, [[line, text, function], …]]`; and Functions with whole places.
 """

@@ -1,4 +1,4 @@
-"""Why a method out of a file has no program for its modules as they are now.
+"""Explains why a loaded method has no program for the present state of its modules.
 
 In: programs and the module. Out: an error that names the attributes that differ.
 

@@ -1,4 +1,4 @@
-"""Modules that are alike: what was compiled for one of them is right for all.
+"""Finds equal modules, which share compiled programs.
 
 In: modules, and what is known of how they are called. Out: the entries of an earlier one, or None.
 

@@ -1,4 +1,4 @@
-"""What PyTorch itself says about its functions: the types of their results.
+"""Result types of PyTorch's functions, from PyTorch's own schemas.
 
 In: a target ("torch.cumsum", "Tensor.sort", "F.conv2d") and the arguments' types. Out: result types
 and names. The only module that reads torch's private schema tables; tested per torch minor.

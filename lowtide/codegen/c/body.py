@@ -1,4 +1,4 @@
-"""The inside of a nest as C: each value in the outermost loop that knows all its axes.
+"""Writes the inside of a nest as C: each value in the outermost loop that has all its axes.
 
 In:  a nest, the names of its kernel, and which `Variant` of the loops is printed.
 Out: C lines. A point names, for the axes held in registers, which row or vector is meant: a value

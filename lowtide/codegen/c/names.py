@@ -1,4 +1,4 @@
-"""What a kernel's text calls things: axes, buffers, numbers.
+"""Names in a kernel's text: axes, buffers, numbers.
 
 In: records of the tile program. Out: C names and lvalues, the same for every nest of a kernel.
 """

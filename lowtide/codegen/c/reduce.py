@@ -1,4 +1,4 @@
-"""Accumulators of a nest as C: in registers while the loops inside run, or updated in their buffer.
+"""Accumulators of a nest as C: in registers during the inner loops, or updated in their buffer.
 
 In:  the nest's body and one `Accumulate`.
 Out: statements before, inside and after the loops.

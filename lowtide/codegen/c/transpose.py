@@ -1,4 +1,4 @@
-"""Packing across the grain: blocks of lanes × lanes, transposed in registers.
+"""Packs along the other axis: blocks of lanes × lanes, transposed in registers.
 
 In:  a nest that copies a tensor into a buffer whose contiguous axis is not the tensor's.
 Out: C: loops over blocks, one call each.

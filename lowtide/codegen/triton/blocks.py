@@ -1,4 +1,4 @@
-"""Which axes are blocks, and how a value of some of them stands among others.
+"""The axes of a nest that are blocks, and the broadcasting of a value to them.
 
 In:  the axes of a kernel, with their tiles. Out: names and texts of coordinates and masks.
 

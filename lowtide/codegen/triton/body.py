@@ -1,4 +1,4 @@
-"""The inside of a nest as Triton: each value once, as a block of the nest's dims.
+"""Writes the inside of a nest as Triton: each value once, as a block of the nest's dims.
 
 In:  a nest and the kernel's `Blocks`. Out: lines of text.
 

@@ -1,4 +1,4 @@
-"""All steps of a loop in one launch: a kernel whose programs go through the steps by themselves.
+"""All steps of a loop in one launch: a kernel whose programs run the steps.
 
 In:  the `BlockText` of a step's only kernel; which of its tensors and sizes move with the steps.
 Out: a second function. It is right where no program reads what another one has written at an

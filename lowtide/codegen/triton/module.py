@@ -1,4 +1,4 @@
-"""Kernels of blocks as one Python module: imports, what Triton lacks, the functions.
+"""Kernels of blocks as one Python module: imports, helper functions, kernels.
 
 In: texts of functions. Out: the source of a module, whose functions are Triton's where `jit` is.
 Triton's folds give int32 for shorter integers; here they keep the dtype, in which later ones wrap.

@@ -1,4 +1,4 @@
-"""All steps of a program of blocks, launched one after another; or at once, see `looped`.
+"""Launches all steps of a program of blocks one after another, or at once (`looped`).
 
 In: the launches of a step (`BlockLaunch`), the tensors in whose memory their slots lie.
 Out: nothing; the steps have been launched.

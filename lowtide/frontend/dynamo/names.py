@@ -1,4 +1,4 @@
-"""What a call node calls, as IR names it.
+"""IR names of the targets of call nodes.
 
 In: the Python function of a node. Out: the op on Python values that it is for numbers, or its
 source name, as records and targets write it.

@@ -1,4 +1,4 @@
-"""How things that the compiler's tables hold as objects are written by users.
+"""Spells the objects in the compiler's tables as users write them.
 
 In: an AST class, a typing origin, a Python object. Out: the text that stands in source.
 

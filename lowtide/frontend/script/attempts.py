@@ -1,4 +1,4 @@
-"""Compiling what may turn out not to compile, where something else can be done then.
+"""Tries to compile a part of the source, where there is an alternative if it fails.
 
 In: a function that compiles something. Out: what it gives, or its CompileError, with the ops,
 frames and variables that it left behind taken away again.

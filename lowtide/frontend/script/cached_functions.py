@@ -1,4 +1,4 @@
-"""Calls of functions that `functools.lru_cache` keeps the results of.
+"""Calls of functions under `functools.lru_cache`.
 
 In: the cached function, and a call. Out: its body, where nobody can tell that from what the cache
 has; else the call, left to Python, whose cache it is.

@@ -1,4 +1,4 @@
-"""Modules and functions of which only the run knows which one it is.
+"""Modules and functions that are chosen at run time.
 
 In: a `Chosen`: `self.layers[i]`, `self.a if flag else self.b`, `f = relu if flag else tanh`. Out:
 an `if` for each that it may be, around what is done with it.

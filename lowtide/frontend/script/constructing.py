@@ -1,4 +1,4 @@
-"""Objects are made: `cls(args)` of a class, an enum, a dataclass, a named tuple.
+"""Constructor calls: `cls(args)` of a class, an enum, a dataclass, a named tuple.
 
 In: the class, and compiled arguments. Out: ops, and the body of `__init__`.
 

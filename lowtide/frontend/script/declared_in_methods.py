@@ -1,4 +1,4 @@
-"""Attributes that a class declares where it assigns them.
+"""Attributes that a class declares in an assignment: `self.x: int = 3`.
 
 In: a class. Out: the annotations of `self.name: T = …` in its `__init__`, with the names they use.
 

@@ -1,4 +1,4 @@
-"""Tuples and lists as they are written, and what is put together of them.
+"""Tuple and list displays, and concatenations of them.
 
 In: a display's AST, or nodes in order. Out: a tuple or a list; where something in it has no value
 of its own, such as a module, `Members`, of which the compiler knows each by itself.

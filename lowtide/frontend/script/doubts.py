@@ -1,4 +1,4 @@
-"""Warnings about what compiles, and is what Python does, but is hardly meant.
+"""Warnings about code that compiles, does what Python does, and is probably not meant.
 
 In: compiled operands. Out: a UserWarning at the user's line, once for each line.
 

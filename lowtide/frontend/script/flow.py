@@ -1,4 +1,4 @@
-"""Control flow: statement lists with early exits, branches and how their variables meet.
+"""Control flow: statement lists with early exits, branches, and the merge of their variables.
 
 In: compiling steps, one per statement. Out: `if` ops, the variables after them. `return`, `break`
 and `continue` only set hidden variables (flags); what follows a statement that may have set one is

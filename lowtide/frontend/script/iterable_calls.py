@@ -1,4 +1,4 @@
-"""Builtins that run over something: `list`, `sorted`, `map`, `sum`, `max`, `any`.
+"""Builtins that iterate over an argument: `list`, `sorted`, `map`, `sum`, `max`, `any`.
 
 In: what is run over, a list, a range or a zip. Out: ops, one by one for elements that are in sight,
 else in a loop.

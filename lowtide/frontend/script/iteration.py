@@ -1,4 +1,4 @@
-"""What `for` and comprehensions run over: how many elements, and the one at an index.
+"""The iterables of `for` and comprehensions: their length, and the element at an index.
 
 In: a compiled expression (range, enumerate, zip, reversed, tuple, list, tensor, str). Out: an
 `Iteration`.

@@ -1,4 +1,4 @@
-"""`itertools`, `functools` and `operator`, as far as what they give is a list or a function.
+"""`itertools`, `functools` and `operator`, where the result is a list or a function.
 
 In: a call of `repeat`, `chain`, `product`, `islice`, `reduce`, `partial` and the like. Out: lists,
 made where the call stands; a `Partial` for `partial`.

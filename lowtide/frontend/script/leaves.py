@@ -1,4 +1,4 @@
-"""Classes whose methods a program has inlined because nothing was derived from them.
+"""Records classes whose methods were inlined because they have no subclasses.
 
 In: a Function. Out: these classes; and whether one of them has been derived from since, so that
 an object may be of a class that the program knows nothing of.

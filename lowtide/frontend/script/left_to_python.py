@@ -1,4 +1,4 @@
-"""What compiled code leaves to PyTorch and Python: one op each.
+"""Calls that PyTorch or Python runs: one op each.
 
 In: a module whose forward does not compile, or a function marked by `lt.ignore` or `lt.unused`, and
 a call's arguments. Out: the op, with the type that annotations promise.

@@ -1,4 +1,4 @@
-"""Calls of functions that stand inside the one being compiled, lambdas too.
+"""Calls of inner functions and lambdas of the function that is compiled.
 
 In: a `LocalFunction`, and a call's arguments. Out: the ops of its body, in place of the call.
 

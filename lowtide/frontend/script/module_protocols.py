@@ -1,4 +1,4 @@
-"""A module's own special methods: what brackets, `len`, `in` and `for` ask it for.
+"""A module's special methods: those behind brackets, `len`, `in` and `for`.
 
 In: a ModuleRef and the name of a special method. Out: the method's body, or None where the class
 has no such method of its own; PyTorch's containers are for `module_containers`.

@@ -1,4 +1,4 @@
-"""Which variables a piece of source assigns or changes, and which are read before that.
+"""Finds the variables that a piece of source assigns or changes, and those that it reads before.
 
 In: AST nodes. Out: names.
 

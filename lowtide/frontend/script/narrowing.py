@@ -1,4 +1,4 @@
-"""What a test tells about variables: after `x is not None`, x is no longer optional.
+"""Narrows the types of variables by tests: after `x is not None`, x is not optional.
 
 In: the AST of a test and which way it went. Out: variables bound again, at a narrower type.
 

@@ -1,4 +1,4 @@
-"""Who takes apart compile-time nodes that are no SSA values: attributes, calls, items, elements.
+"""Tables of handlers for compile-time nodes: attributes, calls, items, elements.
 
 In: the type of a node. Out: the function that compiles it. The modules that make such nodes fill
 the tables; `expressions`, `calls`, `indexing`, `iteration` and `targets` look there first.

@@ -1,4 +1,4 @@
-"""Private names, as Python's compiler sees them.
+"""Private names (`__x`), mangled as by Python's compiler.
 
 In: a function's AST, and the name of the class whose body it is in. Out: the AST with the names
 that the run knows.

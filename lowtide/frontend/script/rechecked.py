@@ -1,4 +1,4 @@
-"""What a program goes on to rely on after Python code of the user's has run within the call.
+"""Assumptions that a program checks anew after it has called the user's Python code.
 
 In: calls that are left to Python, and each look of the compiler at what lies outside. Out: behind
 such a call an op that raises if it has changed what the program reads after it.

@@ -1,4 +1,4 @@
-"""What an error says to write instead of what is not there, or does not fit.
+"""Suggestions in error messages: names and arguments to write instead.
 
 alike("sine", names, "…")             →  "`sin` or `sinc`"       the names nearest to it
 fitting("py.add", [STR, INT])         →  "str() of the int"

@@ -1,4 +1,4 @@
-"""What is outside the language, found at decoration time.
+"""Finds syntax outside the language, at decoration time.
 
 In: a function. Out: nothing, or CompileError at the first piece of syntax that is not compiled,
 with what to write instead. Branches on `is_scripting()` are left alone: they may hold anything.

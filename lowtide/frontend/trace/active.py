@@ -1,4 +1,4 @@
-"""Which recorder is at work in this thread, and `is_tracing`.
+"""The recorder that is active in this thread, and `is_tracing`.
 
     with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
                                        where PyTorch keeps it, too, as some packages ask;

@@ -1,4 +1,4 @@
-"""Functions with a backward of their own, as calls in a recorded program.
+"""Calls of `torch.autograd.Function`s in a recorded program.
 
 In: a class derived from `torch.autograd.Function`, what its `apply` is called with, and how it is
 run. Out: its result, and one op in the recorder; what its `forward` calls is not recorded, for its

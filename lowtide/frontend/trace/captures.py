@@ -1,4 +1,4 @@
-"""Tensors that were there before the traced run: the captured parameters of a Function.
+"""Tensors from before the traced run: the captured parameters of a Function.
 
 In: the root module's parameters and buffers, by dotted path. Out: one captured value per tensor,
 in order of first use; a tensor that the root does not have becomes `_constants.c0`, `.c1`, ….

@@ -1,4 +1,4 @@
-"""Arguments of a recorded call as values, and what stands in brackets as an `Indexing` spec.
+"""Encodes the arguments of a recorded call as values, and subscripts as an `Indexing` spec.
 
 In: Python objects: tensors, traced numbers, constants, members of enums, values; tuples, lists and
 dicts of these. Out: values.

@@ -1,4 +1,4 @@
-"""Sees every PyTorch call of a traced run, and says to the recorder what kind of call it is.
+"""Sees every PyTorch call of a traced run, and tells the recorder its kind.
 
 In: what `__torch_function__` is handed. Out: the call's own result (sizes with a memory), and ops
 in the recorder.

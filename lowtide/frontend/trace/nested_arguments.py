@@ -1,4 +1,4 @@
-"""A recorded program whose arguments are nested, as IR says it.
+"""Flattens the nested arguments of a recorded program in its IR.
 
 In:  the program of a trace, of tensors only, and how its arguments were taken apart.
 Out: the same program with one parameter for each argument, which it takes apart itself; None where

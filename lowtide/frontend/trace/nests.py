@@ -1,4 +1,4 @@
-"""Nested inputs and outputs: taken apart into tensors, and put together again.
+"""Flattens nested inputs and outputs into tensors, and rebuilds them.
 
 In: tuples, lists, dicts, named tuples, and whatever classes are registered with PyTorch's pytrees.
 Out: a `Nest`, which says how it is put together, and the leaves in order.

@@ -1,4 +1,4 @@
-"""Where in the user's program a recorded call stands, and warnings about what is frozen there.
+"""The user's line of a recorded call, and warnings about what a trace freezes there.
 
 In: the Python stack. Out: a `Loc`, or a `TracerWarning` at that line.
 

@@ -1,4 +1,4 @@
-"""Writes the ops of one run, and knows which tensor or number of the run is which value.
+"""Writes the ops of one run, and maps tensors and numbers of the run to values.
 
 In: calls with their arguments and results, told by `mode`. Out: the body of a Function.
 

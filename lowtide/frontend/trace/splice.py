@@ -1,4 +1,4 @@
-"""Programs inside a traced one: what a compiled function is made of, its control flow too.
+"""Puts the program of a compiled function, with its control flow, into a trace.
 
 In: a Function, the arguments it was called with while tracing, and what it gave. Out: its ops, with
 fresh values, in the recorder; the result, with a memory for numbers.

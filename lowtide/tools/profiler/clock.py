@@ -1,4 +1,4 @@
-"""The watchers' notes on the clock of PyTorch's events, and looked up by time.
+"""Puts the watchers' notes on the clock of PyTorch's events, and finds them by time.
 
 In: a watcher's notes and anchors, and the events that the anchors left in PyTorch's recording.
 Out: `Notes`: the latest note before a moment. Both clocks run on one thread, so that notes and

@@ -1,4 +1,4 @@
-"""Who holds a tensor: a path from it to something that has a name.
+"""Finds what holds a tensor: a path from it to something that has a name.
 
 In: tensors that are alive. Out: texts, the most direct first:
 

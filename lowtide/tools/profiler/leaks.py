@@ -1,4 +1,4 @@
-"""What outlives the step it was made in, and who holds it.
+"""Tensors that outlive the step that made them, and what holds them.
 
 In: a timeline with steps. Out: `Leak`s, the largest first: one for each place that leaves any.
 

@@ -1,4 +1,4 @@
-"""What a profile replaces in PyTorch and Python while it runs, and puts back when it ends.
+"""Patches of PyTorch and Python during a profile.
 
     nn.Module.__call__              to know the module of an operator
     threading.Thread.start          to follow threads

@@ -1,4 +1,4 @@
-"""Who refers to whom, upwards from some objects, found in few passes over the heap.
+"""Finds referrers of objects, in few passes over the heap.
 
 In: objects. Out: `Above`: for each object on the way up, what refers to it. `gc.get_referrers`
 looks at every object of the process each time, so it is asked once a level for all objects of that

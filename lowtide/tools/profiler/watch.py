@@ -1,4 +1,4 @@
-"""Which line of the user's code, in which module, calls an operator: one `Watcher` per thread.
+"""Finds the user's line and module that call an operator: one `Watcher` per thread.
 
 In: every call into PyTorch that Python makes (a function mode sees them). Out: `notes`, a flat
 list of (time, code, instruction, module path, end of the call before), and for large results their
