@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.changed import ROOT, chosen, sampled
+
 # Threads that wait for others let go of the core: several workers, each with as many threads as
 # there are cores, spin away most of their time else. Before PyTorch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -46,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"of the parameters of a test that has {MANY} or more, take one of so many",
     )
     parser.addoption(
+        "--changed",
+        nargs="?",
+        const="main",
+        help="only what a change asks for: of files that differ from a commit (tests/changed.py)",
+    )
+    parser.addoption(
         "--optimize", default="", help="the C compiler's flags, in folders of many programs"
     )
     parser.addoption(
@@ -72,6 +80,16 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(5_000, 20, 20)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under `--changed` files of tests whose imports do not reach the change are not read."""
+    since = config.getoption("--changed")
+    if since is None or not collection_path.name.startswith("test_"):
+        return None
+    choice = chosen(since)
+    name = collection_path.relative_to(ROOT).as_posix()
+    return True if name not in choice.first | choice.near | choice.far else None
+
+
 @pytest.hookimpl(trylast=True)  # of what `-m` has left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which parameters of each test are taken, and the order in which workers take files: first
@@ -83,6 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+    if (since := config.getoption("--changed")) is not None:
+        taken = sampled(items, chosen(since))
+        config.hook.pytest_deselected(items=[i for i in items if i not in {*taken}])
+        items[:] = taken
     weights = Counter[Path]()
     for item in items:
         weights[item.path] += 20 if item.get_closest_marker("slow") else 1

@@ -1,0 +1,144 @@
+"""Which tests a change asks for: those whose imports reach the files that differ from main.
+
+    pytest --changed              differs from `main`, uncommitted files counted
+    pytest --changed=HEAD~3       from another commit
+    python -m tests.changed       what differs, and the files of tests, those that count first
+
+First come the tests that differ themselves and the text tests of the room; of the others a sample,
+half of it of tests that import a changed file themselves. A change has always the same sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import re
+import subprocess
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("lowtide", "tests", "benchmarks", "examples")
+SAMPLE = 120  # tests, beside those that come first
+_ALWAYS = ("tests/test_imports.py",)
+_HAS_TEXTS = re.compile(r"\bcases_of\(|\bgolden\(")
+# Rooms whose text tests lie in a folder of another name.
+_TESTED_IN = {"codegen": "emit", "tile": "emit", "vecmath": "emit", "api": "frontend"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Files of tests, as paths from the root: `first` are run as a whole; of `near` and `far` a
+    sample is, drawn by `seed`."""
+
+    changed: tuple[str, ...]
+    first: frozenset[str]
+    near: frozenset[str]
+    far: frozenset[str]
+    seed: int
+
+
+def differing(since: str) -> tuple[str, ...]:
+    """Paths of files that differ from where this branch left `since`, new ones too."""
+    base = _git("merge-base", since, "HEAD").strip()
+    found = [*_git("diff", "--name-only", base).splitlines()]
+    found += _git("ls-files", "--others", "--exclude-standard").splitlines()
+    return tuple(sorted(set(found)))
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise pytest.UsageError(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def choose(changed: Sequence[str]) -> Chosen:
+    """The tests for a change of these files."""
+    paths = {p.relative_to(ROOT).as_posix(): p for f in FOLDERS for p in (ROOT / f).rglob("*.py")}
+    graph = {name: set(imported(path, paths)) for name, path in paths.items()}
+    tests = {n for n in paths if Path(n).name.startswith("test_")}
+    users: dict[str, set[str]] = {}
+    for user, found in graph.items():
+        for name in found:
+            users.setdefault(name, set()).add(user)
+    seen, todo = set(changed), list(changed)
+    while todo:
+        for user in users.get(todo.pop(), set()) - seen:
+            seen.add(user)
+            todo.append(user)
+    if any(Path(n).name == "conftest.py" for n in changed):
+        seen |= tests
+    first = {*_ALWAYS, *(n for path in changed for n in of_file(path, tests, paths))}
+    near = {n for n in tests & seen if not graph[n].isdisjoint(changed)} - first
+    return Chosen(
+        changed=tuple(changed),
+        first=frozenset(first & tests),
+        near=frozenset(near),
+        far=frozenset(tests & seen - near - first),
+        seed=zlib.crc32("\n".join(changed).encode()),
+    )
+
+
+def of_file(path: str, tests: set[str], paths: Mapping[str, Path]) -> Iterator[str]:
+    """The tests that are run as a whole: the file itself, those beside a text, those with texts of
+    a room."""
+    room, *rest = Path(path).parts
+    if path in tests:
+        yield path
+    elif room == "tests" and not path.endswith(".py"):
+        beside = [p for p in Path(path).parents if any(Path(n).parent == p for n in tests)]
+        yield from (n for n in tests if beside and Path(n).parent == beside[0])
+    elif room == "lowtide" and rest:
+        folder = Path("tests", _TESTED_IN.get(rest[0], rest[0]))
+        inside = (n for n in tests if Path(n).parent == folder)
+        yield from (n for n in inside if _HAS_TEXTS.search(paths[n].read_text(encoding="utf-8")))
+    elif path.endswith(".md"):
+        yield from (n for n in tests if n.startswith(("tests/docs/", "tests/test_readme")))
+
+
+def imported(path: Path, paths: Mapping[str, Path]) -> Iterator[str]:
+    """The files that a file imports, wherever the statement stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            stem = name.replace(".", "/")
+            yield from (p for p in (f"{stem}.py", f"{stem}/__init__.py") if p in paths)
+
+
+@functools.cache
+def chosen(since: str) -> Chosen:
+    """For what differs now."""
+    return choose(differing(since))
+
+
+def sampled(items: Sequence[pytest.Item], choice: Chosen) -> list[pytest.Item]:
+    """The tests that are run, in their order."""
+    places = {i: Path(i.path).relative_to(ROOT).as_posix() for i in items}
+    drawn = sorted(items, key=lambda i: zlib.crc32(i.nodeid.encode(), choice.seed))
+    near = [i for i in drawn if places[i] in choice.near][: SAMPLE // 2]
+    far = [i for i in drawn if places[i] in choice.far][: SAMPLE - len(near)]
+    taken = {*near, *far}
+    return [i for i in items if places[i] in choice.first or i in taken]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__)
+    parser.add_argument("since", nargs="?", default="main")
+    found = chosen(parser.parse_args().since)
+    for title in ("changed", "first", "near", "far"):
+        names = sorted(getattr(found, title))
+        print(f"{title} {len(names)}", *names, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
