@@ -24,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("lowtide", "tests", "benchmarks", "examples")
-SAMPLE = 120  # tests, beside those that come first
+SAMPLE = 200  # tests, beside those that come first
 _ALWAYS = ("tests/test_imports.py",)
 _HAS_TEXTS = re.compile(r"\bcases_of\(|\bgolden\(")
 # Rooms whose text tests lie in a folder of another name.
@@ -86,18 +86,14 @@ def choose(changed: Sequence[str]) -> Chosen:
 
 
 def of_file(path: str, tests: set[str], paths: Mapping[str, Path]) -> Iterator[str]:
-    """The tests that are run as a whole: the file itself, those beside a text, those with texts of
-    a room."""
+    """The tests that are run as a whole: the file itself, or those with texts of its room."""
     room, *rest = Path(path).parts
     if path in tests:
         yield path
-    elif room == "tests" and not path.endswith(".py"):
-        beside = [p for p in Path(path).parents if any(Path(n).parent == p for n in tests)]
-        yield from (n for n in tests if beside and Path(n).parent == beside[0])
-    elif room == "lowtide" and rest:
-        folder = Path("tests", _TESTED_IN.get(rest[0], rest[0]))
-        inside = (n for n in tests if Path(n).parent == folder)
-        yield from (n for n in inside if _HAS_TEXTS.search(paths[n].read_text(encoding="utf-8")))
+    elif room in ("tests", "lowtide") and rest:
+        inside = Path("tests", _TESTED_IN.get(rest[0], rest[0]))
+        of_room = (n for n in tests if Path(n).parent == inside)
+        yield from (n for n in of_room if _HAS_TEXTS.search(paths[n].read_text(encoding="utf-8")))
     elif path.endswith(".md"):
         yield from (n for n in tests if n.startswith(("tests/docs/", "tests/test_readme")))
 
@@ -119,6 +115,11 @@ def imported(path: Path, paths: Mapping[str, Path]) -> Iterator[str]:
 def chosen(since: str) -> Chosen:
     """For what differs now."""
     return choose(differing(since))
+
+
+def is_whole(item: pytest.Item, choice: Chosen) -> bool:
+    """Whether all tests of its file are run."""
+    return Path(item.path).relative_to(ROOT).as_posix() in choice.first
 
 
 def sampled(items: Sequence[pytest.Item], choice: Chosen) -> list[pytest.Item]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.changed import ROOT, chosen, sampled
+from tests.changed import ROOT, chosen, is_whole, sampled
 
 # Threads that wait for others let go of the core: several workers, each with as many threads as
 # there are cores, spin away most of their time else. Before PyTorch is loaded.
@@ -98,10 +98,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     thin = max(config.getoption("--thin"), 1)
     several = Counter(_function(item) for item in items)
     left = {i for i in items if several[_function(i)] >= MANY and _draw(i.nodeid) % thin}
+    since = config.getoption("--changed")
+    if since is not None:
+        left = {i for i in left if not is_whole(i, chosen(since))}
     if left:
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
-    if (since := config.getoption("--changed")) is not None:
+    if since is not None:
         taken = sampled(items, chosen(since))
         config.hook.pytest_deselected(items=[i for i in items if i not in {*taken}])
         items[:] = taken
