@@ -20,7 +20,6 @@ from lowtide.budget.search import Plan, search
 from lowtide.diagnostics.warned import warn
 from lowtide.errors import BudgetError
 from lowtide.execute.backend import Tiles
-from lowtide.execute.candidate import tensors_in
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.ir.aliases import may_change
@@ -29,6 +28,7 @@ from lowtide.memory import watching
 from lowtide.runtime import arena
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 _Key = tuple[Any, Any]  # forms, what shares memory

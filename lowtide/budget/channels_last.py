@@ -27,7 +27,6 @@ import torch
 
 from lowtide.budget.meta_interpreter import run_on_meta
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import tensors_in
 from lowtide.execute.saved_products import Products
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -35,6 +34,7 @@ from lowtide.ir.core import Block, Function, Op, Value, clone_op, free_values, w
 from lowtide.memory import layouts
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor

@@ -49,6 +49,7 @@ from lowtide.texpr.printer import print_program
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.autograd import SET_GRAD_PATH
 from lowtide.torch_private.modes import NoFunctionModes, function_modes_on
+from lowtide.torch_private.pytree import tensors_in
 
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
@@ -109,14 +110,14 @@ class Walk:
         self.has_guessed = False
         self.may_stray = False  # whether a guess was of more than a number that an op checks inside
         self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
-        self.device = next((x.device for x in _tensors(args) if not x.is_meta), CPU)
+        self.device = next((x.device for x in tensors_in(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
         self.ledger = Ledger(of_host=on_host)
         self._computed = computed
         self._has_modes = function_modes_on()  # the caller's
         self._known: dict[int, torch.Tensor] = {}
         self._casts = Casts(self.device.type)
-        self.records = torch.is_grad_enabled() and any(x.requires_grad for x in _tensors(args))
+        self.records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(args))
         self._objects = WalkedObjects(self.ledger.paused)
         self._sizes: list[tuple[str, int]] = []
         try:
@@ -241,7 +242,7 @@ class Walk:
         )
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
         if self.records:
-            self.ledger.mark(_tensors(found))
+            self.ledger.mark(tensors_in(found))
         return found
 
     def _eager(self, plan: BlockPlan, pos: int, stop: int, env: Env, why: str) -> int:
@@ -262,7 +263,7 @@ class Walk:
             results = self._section(plan, op, env, plan.live_at[pos + 1])
         elif op.name == RECALLED:
             self.ledger.at("kept product", op.loc)
-            self.ledger.mark(_tensors(results := run_recalled(op, env)))
+            self.ledger.mark(tensors_in(results := run_recalled(op, env)))
         elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
             results = self._again(plan, op, env, plan.live_at[pos + 1])
         elif op.name == "with" and len(op.blocks) == 2:
@@ -275,7 +276,7 @@ class Walk:
             self.ledger.at(step.label, op.loc)
             results = self._plain(op, env, plan.live_at[pos + 1])
             if self.records:
-                self.ledger.mark(_tensors(results))
+                self.ledger.mark(tensors_in(results))
             if not _is_unseen(op):
                 self.steps.append(step)
         env.update(zip(op.results, results, strict=True))
@@ -370,7 +371,7 @@ class Walk:
         self.ledger.at("chunks", op.loc)
         results = run_section(op, values, runs, SHOWN_CHUNKS)
         self.ledger.at("chunks", op.loc)
-        self.ledger.mark(_tensors(results))
+        self.ledger.mark(tensors_in(results))
         return results
 
     def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
@@ -501,7 +502,7 @@ def _asks_the_run(op: Op, env: Env) -> bool:
 
 def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in given.items():
-        for k, tensor in enumerate(_tensors(value)):
+        for k, tensor in enumerate(tensors_in(value)):
             path = name if tensor is value else f"{name}[{k}]"
             yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
 
@@ -511,19 +512,9 @@ def _keep(env: Env, alive: set[Value]) -> None:
         del env[v]
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in value for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, dict):
-        return [x for v in value.values() for x in _tensors(v)]  # pyright: ignore[reportUnknownVariableType]
-    return []
-
-
 def _kind_beside_dense(values: Sequence[Any]) -> str:
     """What PyTorch calls the first tensor whose memory is not told by sizes and strides, or ""."""
-    for x in _tensors(values):
+    for x in tensors_in(values):
         if x.is_nested or x.is_quantized:
             return "nested" if x.is_nested else "quantized"
         if x.layout is not torch.strided:

@@ -19,12 +19,13 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import Candidate, tensors_in
+from lowtide.execute.candidate import Candidate
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.ir.interpret import run_op
 from lowtide.memory.ledger import Ledger
 from lowtide.torch_private.dispatch import schema_of
 from lowtide.torch_private.modes import OwnMode
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import base, is_view, storage_of
 
 Tensor = torch.Tensor

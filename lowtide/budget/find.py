@@ -25,12 +25,13 @@ from lowtide.budget.independence import Dependent, Needs, cut_results, is_lowere
 from lowtide.budget.loops import Loops
 from lowtide.budget.meta_interpreter import run_on_meta
 from lowtide.budget.outer import Outer
-from lowtide.execute.candidate import LEAST_BYTES, Candidate, tensors_in
+from lowtide.execute.candidate import LEAST_BYTES, Candidate
 from lowtide.execute.cut import Cut, order_of
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.layouts import lies_last
 from lowtide.memory.ledger import Ledger
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor

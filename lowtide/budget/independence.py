@@ -28,7 +28,6 @@ from lowtide.budget.torch_rules import (
     pointwise,
     rule_of,
 )
-from lowtide.execute.candidate import tensors_in
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Op, Value
 from lowtide.specialise.abstract import Abs, Map, Place, Seq
@@ -39,6 +38,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Def, Load, Program
 from lowtide.texpr.index import Axis, deep_atoms, the_axis
+from lowtide.torch_private.pytree import tensors_in
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ import torch
 from lowtide.budget.independence import is_pointwise_write
 from lowtide.budget.meta_interpreter import Followed
 from lowtide.budget.plan_key import kept_values
-from lowtide.execute.candidate import Candidate, tensors_in
+from lowtide.execute.candidate import Candidate
 from lowtide.execute.cut import Form, Plain, form_of
 from lowtide.execute.driver import Driver
 from lowtide.ir import opdefs
@@ -24,6 +24,7 @@ from lowtide.ir import types as t
 from lowtide.ir.aliases import CHANGING, may_change, written_by
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.specialise.signature import CPU
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor

@@ -15,10 +15,10 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.execute.candidate import tensors_in
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op
 from lowtide.torch_private.dispatch import schema_of
+from lowtide.torch_private.pytree import tensors_in
 
 Tensor = torch.Tensor
 Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
-
-import torch
+from typing import Final
 
 from lowtide.execute.cut import Cut
 from lowtide.ir.core import Block, Op, Value
@@ -14,15 +11,6 @@ from lowtide.specialise.signature import SMALL
 
 LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it
 _MANY: Final = 8  # stretches of a loop of few steps
-
-
-def tensors_in(value: object) -> list[torch.Tensor]:
-    """The tensors in a nest of tuples and lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[object]", value) for x in tensors_in(v)]
-    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

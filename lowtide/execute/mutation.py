@@ -7,9 +7,9 @@ In: a Function (`ir/aliases` says which of its values share memory), or the argu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function, Op, Value
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 
@@ -49,11 +50,11 @@ class Shared:
         """Does the memory of one that is written overlap that of one that is not?"""
         if not self._written:
             return False
-        memory = {storage_of(x) for k in self._written for x in _tensors(args[k])}
-        alike = [x for k in self._others for x in _tensors(args[k]) if storage_of(x) in memory]
+        memory = {storage_of(x) for k in self._written for x in _dense(args[k])}
+        alike = [x for k in self._others for x in _dense(args[k]) if storage_of(x) in memory]
         if not alike:
             return False
-        written = [_range(x) for k in self._written for x in _tensors(args[k])]
+        written = [_range(x) for k in self._written for x in _dense(args[k])]
         others = [_range(x) for x in alike]
         ends = sorted([(*r, True) for r in written] + [(*r, False) for r in others])
         reached = {True: 0, False: 0}  # by those that began before
@@ -71,14 +72,5 @@ def _range(x: torch.Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + span * x.itemsize
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Dense ones, those in lists and dicts too."""
-    if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided and not value.is_meta:
-            yield value
-    elif isinstance(value, dict):
-        for item in cast("dict[Any, Any]", value).values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in cast("Sequence[Any]", value):
-            yield from _tensors(item)
+def _dense(value: Any) -> list[torch.Tensor]:
+    return [x for x in tensors_in(value) if x.layout is torch.strided and not x.is_meta]

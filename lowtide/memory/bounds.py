@@ -18,12 +18,13 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
 from lowtide.memory import layouts
 from lowtide.torch_private.dispatch import schema_of
+from lowtide.torch_private.pytree import tensors_in
 
 Tensor = torch.Tensor
 Bound = Callable[["Call"], int]
@@ -69,15 +70,6 @@ def rounded(asked_bytes: int) -> int:
 def nbytes(x: Tensor) -> int:
     """Of the elements, not of what they lie in."""
     return x.numel() * x.itemsize
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Those in tuples and lists."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [x for v in cast("Sequence[Any]", value) for x in tensors_in(v)]
-    return []
 
 
 @functools.cache

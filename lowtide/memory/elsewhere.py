@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lowtide.memory.bounds import tensors_in
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor

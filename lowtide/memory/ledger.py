@@ -28,7 +28,6 @@ from torch.autograd.function import FunctionCtx
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory import bounds, layouts, makers, meta_cache
-from lowtide.memory.bounds import tensors_in
 from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
 from lowtide.memory.largest import largest
@@ -38,6 +37,7 @@ from lowtide.memory.stand_ins import like
 from lowtide.torch_private.autograd import current_node, sequence_number
 from lowtide.torch_private.dispatch import is_composite, parts_of_composite, schema_of
 from lowtide.torch_private.modes import OwnMode
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import address, storage_of, use_count, uses_of_storage
 
 _NODE = "lowtide.place"

@@ -20,7 +20,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -29,6 +29,7 @@ import torch
 
 from lowtide.runtime import arena
 from lowtide.torch_private.profiler import RecordFunction, quiet_kineto
+from lowtide.torch_private.pytree import tensors_in
 
 T = TypeVar("T")
 
@@ -125,18 +126,6 @@ def tensor_bytes(value: object, *, beyond: object = ()) -> int:
             known.add(storage.data_ptr())
             total += storage.nbytes()
     return total
-
-
-def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """Every tensor in a nest of tuples, lists and dicts, from left to right."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():  # pyright: ignore[reportUnknownVariableType]
-            yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(value, list | tuple):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from tensors_in(item)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _storages(value: object) -> list[torch.UntypedStorage]:

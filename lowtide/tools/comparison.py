@@ -26,12 +26,12 @@ from lowtide.memory.measure import (
     Timing,
     measure_peak,
     same_random_numbers,
-    tensors_in,
     time_alternating,
     time_call,
 )
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.difference import Difference, difference
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
 _AGREES = {None: "-", True: "yes", False: "NO"}

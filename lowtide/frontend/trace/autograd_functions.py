@@ -24,8 +24,9 @@ from typing import Any
 
 from lowtide.frontend.trace.encode import encode, is_encodable, plain
 from lowtide.frontend.trace.places import here
-from lowtide.frontend.trace.recorder import Recorder, tensors_in
+from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir import python_objects
+from lowtide.torch_private.pytree import tensors_in
 
 
 def is_recorded(cls: type) -> bool:

@@ -24,9 +24,10 @@ from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.trace.encode import has_traced, plain
 from lowtide.frontend.trace.names import name_of
 from lowtide.frontend.trace.places import here
-from lowtide.frontend.trace.recorder import Recorder, tensors_in
+from lowtide.frontend.trace.recorder import Recorder
 from lowtide.torch_private.autograd import set_grad_enabled
 from lowtide.torch_private.modes import transform
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
 _SIZES: Final = frozenset(

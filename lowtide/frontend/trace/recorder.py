@@ -31,6 +31,7 @@ from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
 from lowtide.ops.binding import Bound, bind, emit, records_of
+from lowtide.torch_private.pytree import tensors_in
 
 _ENCODABLE: Final = (
     "tensors, numbers, strings, dtypes, devices, and lists, tuples and dicts of them"
@@ -282,14 +283,3 @@ class Recorder:
     def error(self, place: Place, problem: str, remedy: str) -> CompileError:
         """An error at the user's line, to be raised."""
         return CompileError(problem, place.loc, remedy)
-
-
-def tensors_in(x: Any) -> list[torch.Tensor]:
-    """Every tensor in nested tuples, lists and dicts, in order."""
-    if isinstance(x, torch.Tensor):
-        return [x]
-    if isinstance(x, dict):
-        return [e for v in cast("dict[Any, Any]", x).values() for e in tensors_in(v)]
-    if isinstance(x, tuple | list):
-        return [e for v in cast("Sequence[Any]", x) for e in tensors_in(v)]
-    return []
