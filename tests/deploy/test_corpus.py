@@ -52,6 +52,7 @@ REFUSED = {
     "functions.RecursiveModule": "RecursiveModule.forward",
     "functions.functions_in_a_list": "a call of the Python function",
     "functions.functions_in_a_dict": "a call of the Python function",
+    "kept_state.OtherContainers": "deque.append",
     "mixed.lambda_default_capture": "a call of the Python function <lambda>",
     "mixed.int_methods": "__add__",
     "mixed.dataclass_ops": "a call of the Python function replace",

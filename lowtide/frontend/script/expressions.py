@@ -324,7 +324,10 @@ def _put(c: Context, made: Value, key: Value, value: Value) -> None:
 
 @expression(ast.Set)
 def compile_set(c: Context, node: ast.Set) -> Node:
-    """`{a, b}`."""
+    """`{a, *b}`."""
+    if any(isinstance(e, ast.Starred) for e in node.elts):
+        elements = ast.copy_location(ast.List(node.elts, ast.Load()), node)
+        return c.py(node, "set.of", c.value(elements))
     return c.dynamic("set.make", [c.value(e) for e in node.elts])
 
 

@@ -454,3 +454,8 @@ class AskedOutOfRange(nn.Module):
 
     def forward(self, k: int):
         return self.parts[k](torch.ones(2))
+
+
+@program(calls=lambda: [([3, 1, 3], (5, 1)), ([], ())], torchscript=False)
+def spread_into_a_set(xs: List[int], ys: Tuple[int, ...]):
+    return sorted({*xs}), sorted({7, *ys, *xs}), len({*xs, *ys})
