@@ -241,7 +241,22 @@ def around_tensors(x: torch.Tensor, n: int):
 _BOXES = torch.tensor(
     [[0.0, 0, 2, 2], [0.1, 0, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4.1], [9, 9, 10, 12]]
 )
+
+
+def reads_a_list_that_it_replaces(xs: list[int]):
+    last, kept = 0, [1, 2]
+    for _ in xs:
+        last = kept[-1]
+        kept = [x + 1 for x in xs]
+    total = sum(kept)
+    kept = []
+    for x in xs:
+        kept.append(x * total)
+    return last, kept, total
+
+
 PROGRAMS = [
+    (reads_a_list_that_it_replaces, [([3],), ([5, 4],), ([],)]),
     (shifts, [(0,), (1,), (50,)]),
     (crc, [([],), ([1, 255, 7],)]),
     (collatz, [(1,), (27,)]),

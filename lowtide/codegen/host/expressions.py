@@ -330,7 +330,10 @@ class Expressions:
 
     def list_(self, op: Op) -> None:
         if not op.operands and self.uses.count[op.result] > 1:
-            self.line(f"{self.name_of(op.result)} = []")  # what is pending may as well come later
+            name = self.name_of(op.result)
+            if any(name in p.reads for p in self.pending):
+                self.flush()  # else what is pending may as well come later
+            self.line(f"{name} = []")
             return
         self.define(op, f"[{', '.join(self.take(op.operands))}]")
 
