@@ -25,7 +25,7 @@ from lowtide.execute.host_code import HostCode
 from lowtide.execute.mutation import without_statistics
 from lowtide.execute.parted import Kept, kept_for
 from lowtide.ir.core import Block, Op, Value
-from lowtide.ir.interpret import run_op
+from lowtide.ir.interpret import Env, run_op
 from lowtide.ir.named_results import build
 from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
@@ -60,11 +60,16 @@ class EagerRegion:
     device_type: str
     autocast: torch.dtype | None
 
-    def __call__(self, values: Values) -> list[Any]:
+    def run(self, values: Values, run_op: Callable[[Op, Env], None] = run_op) -> Env:
+        """Runs each op by `run_op`; gives the values of all."""
         env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
         with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
             for op in self.ops:
                 run_op(op, env)
+        return env
+
+    def __call__(self, values: Values) -> list[Any]:
+        env = self.run(values)
         found = [None if at is None else item(env[at[0]], at[1]) for at in self.outputs]
         return [
             x if order is None or x is None else x.permute(order)

@@ -14,14 +14,14 @@ where it would have to copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
 
-from lowtide.execute.autograd_function import EagerRegion
+from lowtide.execute.autograd_function import EagerRegion, item
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
+from lowtide.ir.interpret import Env, run_op
 from lowtide.memory import layouts
 from lowtide.memory.like_cpu import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
@@ -36,6 +36,7 @@ _TURNING: Final = frozenset(
 _WITH_GAPS: Final = frozenset(
     ("getitem", "select", "narrow", "split", "chunk", "unbind", "expand", "expand_as")
 )
+_STEPS: Final = 3  # of a loop: tensors lie in the end as after the second and third
 _VIEWS: Final = frozenset(("view", "view_as", "unflatten"))  # that raise where they cannot be views
 # What tells how a tensor lies: of a part, too.
 _LAYOUTS_ASKED: Final = frozenset((
@@ -70,15 +71,15 @@ def asks_layouts(op: Op) -> bool:
 def orders_of(
     eager: EagerRegion | None, outputs: Sequence[Abs], values: Sequence[Any]
 ) -> dict[Abs, Order]:
-    """See the module's text; nothing of what comes of a loop, nor where PyTorch cannot tell without
-    the data. Raises ViewFails where the ops do not fit how their operands lie."""
+    """See the module's text; nothing where PyTorch cannot tell without the data. Raises ViewFails
+    where the ops do not fit how their operands lie."""
     if eager is None:
         return {}
-    eager = _without_loops(eager)
     try:
         with outside_dispatch_modes(), LikeTheCpu(), _WithoutData(), torch.no_grad():
+            run = _FewSteps()
+            made = run.outputs(eager, [_without_data(v) for v in values])
             # of a part of a tensor, which is stored without the gaps
-            made = eager([_without_data(v) for v in values])
             found = [None if y is None else torch.empty_like(y) for y in made]
     except ViewFails:
         raise
@@ -89,18 +90,58 @@ def orders_of(
     return {x: order for x, order in rows if order is not None}
 
 
-def _without_loops(eager: EagerRegion) -> EagerRegion:
-    """The ops that need no loop to be run, which may take long."""
-    ops: list[Op] = []
-    late: set[Value] = set()
-    for op in eager.ops:
-        if any(inner.name == "loop" for inner in _all([op])) or not late.isdisjoint(op.operands):
-            late.update(op.results)
-            late.update(x.operands[0] for x in _all([op]) if opdefs.writes(x.name))
+class _FewSteps:
+    """Runs a region's ops, and of loops the first steps: all of them may take long."""
+
+    def __init__(self) -> None:
+        self._unknown: set[Value] = set()  # how they lie, after a loop
+
+    def outputs(self, eager: EagerRegion, values: Sequence[Any]) -> list[Any]:
+        """None for those that are unknown."""
+        env = eager.run(values, self._run)
+        known = (None if at is None or at[0] in self._unknown else at for at in eager.outputs)
+        return [None if at is None else item(env[at[0]], at[1]) for at in known]
+
+    def _run(self, op: Op, env: Env) -> None:
+        if self._unknown.isdisjoint(op.operands) and not any(x.name == "loop" for x in _all([op])):
+            run_op(op, env)
+            return
+        written = [x.operands[0] for x in _all([op]) if opdefs.writes(x.name)]
+        if op.name == "loop" and not written and self._unknown.isdisjoint(op.operands):
+            self._unknown.update(self._loop(op, env))
         else:
-            ops.append(op)
-    outputs = (None if at is None or at[0] in late else at for at in eager.outputs)
-    return replace(eager, ops=tuple(ops), outputs=tuple(outputs))
+            self._unknown.update(op.results, written)
+
+    def _loop(self, op: Op, env: Env) -> Sequence[Value]:
+        """Gives those results that the first steps do not tell."""
+        trips, going, *carried = (env[v] for v in op.operands)
+        (block,) = op.blocks
+        earlier = carried
+        try:
+            for i in range(min(trips, _STEPS)):
+                if not going:
+                    trips = 0
+                    break
+                env.update(zip(block.args, (i, *carried), strict=True))
+                for inner in block.ops[:-1]:
+                    self._run(inner, env)
+                earlier = carried
+                going, *carried = (env[v] for v in block.terminator.operands)
+        except ViewFails:
+            raise
+        except Exception:  # it depends on the data, or on what is unknown
+            return op.results
+        env.update(zip(op.results, carried, strict=True))
+        if trips <= _STEPS:
+            return ()
+        rows = zip(op.results, earlier, carried, strict=True)
+        return [v for v, was, now in rows if not _lie_alike(was, now)]
+
+
+def _lie_alike(x: Any, y: Any) -> bool:
+    if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
+        return x.shape == y.shape and x.stride() == y.stride()
+    return type(x) is type(y) and isinstance(x, int | float | None) and x == y
 
 
 class _WithoutData(OwnMode):

@@ -83,8 +83,13 @@ def _raw_store_part(raw: str) -> Snippet:
         builtin = _masked(raw, layout, "store")
         if builtin is None:
             return f"{head}\n{plain}\n}}"
+        # gcc joins the store with the extraction of half a register, and of that instruction
+        # (vextracti32x8) lanes that are not stored may fault, too.
+        apart = '  __asm__("" : "+v"(v));\n' if layout.lanes * ITEMSIZE[raw] < 64 else ""
         call = (
-            _chars(raw, layout) + f"  {builtin[1]}((void *)p, ({_MASKED[raw][1]})v, (1 << n) - 1);"
+            _chars(raw, layout)
+            + apart
+            + f"  {builtin[1]}((void *)p, ({_MASKED[raw][1]})v, (1 << n) - 1);"
         )
         return f"{head}\n#if {builtin[0]}\n{call}\n#else\n{plain}\n#endif\n}}"
 

@@ -8,8 +8,8 @@ A text that begins with "loud: " is no wrong result: an internal error after whi
 program, or a refusal.
 
 Two differences are allowed. Eager's backward pass raises where a saved tensor was overwritten; the
-compiled one may have saved the value, and not raise. The other way round is a failure. A call under
-`lt.compile` may raise what `torch.compile(backend="eager")` raises for the same calls.
+compiled one may have saved the value, and not raise. The other way round is a failure. And what
+`torch.compile(backend="eager")` gets wrong in the same way as `lt.compile` is not Lowtide's.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _check_way(ways: Ways, way: str, reference: Reference, tally: Tally) -> str:
             tally.rejected += 1  # PyTorch's own capture does not take it
             return ""
         wrong = _difference(got, reference, k)
-        if wrong and way == "compile" and got.error and _captures_fault(ways, k, got.error):
+        if wrong and way == "compile" and wrong == _of_capture(ways, k, reference):
             tally.rejected += 1
             return ""
         if wrong:
@@ -258,15 +258,12 @@ def _check_way(ways: Ways, way: str, reference: Reference, tally: Tally) -> str:
     return ""
 
 
-def _captures_fault(ways: Ways, last: int, error: Exception) -> bool:
-    """Whether PyTorch's capture alone, without Lowtide, raises the same at that call."""
+def _of_capture(ways: Ways, last: int, reference: Reference) -> str:
+    """What is wrong at that call where PyTorch's capture runs without Lowtide."""
     torch._dynamo.reset()
     captured = torch.compile(ways.eager(), backend="eager")
-    for k, (call, sizes) in enumerate(ways.sketch.runs("compile")):
-        raised = seen(ways.sketch, captured, call, sizes).error
-        if k == last or raised:
-            return type(raised) is type(error) and str(raised) == str(error)
-    return False
+    runs = [seen(ways.sketch, captured, *run) for run in ways.sketch.runs("compile")]
+    return _difference(runs[last], reference, last)
 
 
 def _difference(got: Seen, reference: Reference, k: int) -> str:

@@ -22,7 +22,8 @@ A NaN or an infinity must be eager's, with the same sign, or the truth's. A numb
 NaN or an infinity must be close to the truth. Where the truth is close to the dtype's largest
 number, both infinity and a number are right. Where eager has an infinity or a NaN and the truth has
 none, any infinity or NaN is right: something overflowed on the way, and the outcome depends on the
-order of a sum.
+order of a sum. Where the truth is a NaN and eager's a number, both are right: the program drew
+other numbers in float64, or rounding hides what is undefined.
 
 *Everything else* (integers, bools, shapes, dtypes, strides, `requires_grad`, which tensors share
 memory, whether a gradient is None) must be eager's. A different integer or bool is right only where
@@ -87,12 +88,13 @@ def _whole(got: torch.Tensor, eager: torch.Tensor, noisy: Noisy) -> str:
 def _floats(got: torch.Tensor, eager: torch.Tensor, truth: Maybe, noisy: Noisy) -> str:
     exact = eager if truth is None or truth.shape != eager.shape else truth.detach()
     g, e, t = got.double(), eager.double(), exact.double()
+    undefined, t = t.isnan(), torch.where(t.isnan(), e, t)
     info = torch.finfo(eager.dtype)
     steps = STEPS * (info.eps * t.abs()).clamp(min=info.smallest_normal * info.eps)
     away = (e - t).abs()
     comparable = _over_comparable(t, away)
     limit = FACTOR * comparable + steps
-    wrong = ~_fine(g, e, t, limit, info)
+    wrong = ~_fine(g, e, t, limit, info) & ~(g.isnan() & undefined)
     if not bool(wrong.any()):
         return ""
     others = [x.detach().double() for x in noisy() if x is not None and x.shape == t.shape]

@@ -350,6 +350,37 @@ def test_what_lies_beside_a_loop() -> None:
     assert made(x, y).stride() == fn(x, y).stride()
 
 
+def filled_by_rows(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for i in range(x.shape[0]):
+        y[i] = x[i] + y[i - 1]
+    return y * 1
+
+
+def decayed(x: Tensor) -> Tensor:
+    h = x * 0
+    for i in range(x.shape[0]):
+        h = 0.5 * h + x[i]
+    return h + 1
+
+
+def halved(x: Tensor) -> Tensor:
+    while x.sum() > 1:
+        x = x / 2
+    return x * 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 40])
+@pytest.mark.parametrize("fn", [filled_by_rows, decayed, halved])
+def test_what_comes_of_a_loop_lies_as_in_pytorch(fn: Any, rows: int) -> None:
+    x = torch.rand(8, rows).t()
+    if fn is decayed:
+        x = torch.rand(8, rows, rows).transpose(0, 2)
+    got, want = lt.script(fn)(x), fn(x)
+    assert order_of(got.shape, got.stride()) == order_of(want.shape, want.stride())
+    torch.testing.assert_close(got, want)
+
+
 def test_to_another_format_is_a_copy() -> None:
     """Of a tensor that lies otherwise; one that lies so already is the caller's own."""
 

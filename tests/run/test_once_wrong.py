@@ -122,6 +122,20 @@ def test_a_few_batches_shared_out_by_the_grid(batches: int, guard: Guard) -> Non
         torch.testing.assert_close(got, want)
 
 
+def products_of_ints(x: torch.Tensor) -> torch.Tensor:
+    ints = x.to(torch.int32)
+    return ints.t() @ ints
+
+
+def test_half_a_register_is_stored_in_part() -> None:
+    """gcc stored it by an instruction that faults for the lanes that are not stored, too."""
+    x = torch.randn(63, 4, generator=torch.Generator().manual_seed(0)) * 5
+    with guarded_memory() as memory:
+        memory.guard = Guard.AFTER
+        assert torch.equal(lt.script(products_of_ints)(x), products_of_ints(x))
+        memory.check()
+
+
 def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     h = torch.relu(x @ w)
     mean, size = h.mean(1, keepdim=True), h.var(1, keepdim=True)

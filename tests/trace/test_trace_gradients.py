@@ -97,3 +97,21 @@ def test_an_example_that_is_no_leaf_may_be_written() -> None:
     traced = lt.trace(lambda x: torch.relu_(x) + 1, (leaf * 1,))
     x = leaf * 1
     assert torch.equal(traced(x), x + 1)
+
+
+def test_no_grad_inside_a_run_without_gradients() -> None:
+    def fn(x):
+        y = x * 2
+        with torch.no_grad():
+            z = y * 3
+        return y, z, y * z
+
+    with torch.no_grad():
+        traced = lt.trace(fn, R(4))
+        assert not any(y.requires_grad for y in traced(R(4).requires_grad_()))
+    ours, theirs = (torch.ones(4, requires_grad=True) for _ in range(2))
+    for f, x in ((traced, ours), (fn, theirs)):
+        found = f(x)
+        assert [y.requires_grad for y in found] == [True, False, True]
+        found[2].sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)

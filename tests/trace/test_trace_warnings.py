@@ -287,6 +287,23 @@ def test_autocast_inside() -> None:
     assert "autocast inside a traced function is not recorded" in told(fn, R(4, 4))
 
 
+@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad])
+def test_enable_grad_inside(outer: Callable[[], Any]) -> None:
+    def fn(x):
+        with torch.enable_grad():
+            return x * 2
+
+    def within(x):
+        with torch.no_grad():
+            y = x * 3
+            with torch.enable_grad():
+                return y + x * 2
+
+    with outer():
+        assert "torch.enable_grad inside a traced function is not recorded" in told(fn, R(4))
+        assert ("enable_grad" in told(within, R(4))) == (not torch.is_grad_enabled())
+
+
 def test_a_hook_inside() -> None:
     def fn(x):
         y = x * 2

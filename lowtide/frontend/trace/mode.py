@@ -13,6 +13,7 @@ not. Always holds: the user's exception goes through unchanged, and its call is 
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -57,6 +58,8 @@ _FROM_PYTHON: Final = frozenset(
 _HOOKS: Final = ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook")
 _RESULTLESS: Final = ("Tensor.backward", "torch.autograd.backward", "Tensor.retain_grad")
 _ITERATE: Final = torch.Tensor.__iter__.__code__  # pyright: ignore[reportFunctionMemberAccess]
+_ENTERS: Final = torch.no_grad.__enter__.__code__
+_LEAVES: Final = torch.no_grad.__exit__.__code__
 
 
 class TraceMode(TorchFunctionMode):
@@ -67,6 +70,8 @@ class TraceMode(TorchFunctionMode):
         self.recorder = recorder
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
+        self._enabled = False  # or the user was told
+        self._no_grad = 0  # how many are entered
         self._transform = transform()
         self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
 
@@ -84,6 +89,7 @@ class TraceMode(TorchFunctionMode):
         given = [plain(a) for a in args]
         given_named = {k: plain(v) for k, v in named.items()}
         if func is set_grad_enabled:
+            self._grad_is_set(*given)
             return func(*given)
         found = name_of(func)
         is_set = found is not None and found[0] in _SETTERS
@@ -105,7 +111,8 @@ class TraceMode(TorchFunctionMode):
     ) -> Any:
         recorder = self.recorder
         inference = torch.is_inference_mode_enabled() and not self._inference
-        recorder.grad_off = self._grad and (inference or not torch.is_grad_enabled())
+        is_off = not torch.is_grad_enabled() and (self._grad or self._no_grad > 0)
+        recorder.grad_off = inference or is_off
         if source in _READS:
             self._frozen_read(source, args, result)
             return result
@@ -143,7 +150,7 @@ class TraceMode(TorchFunctionMode):
         if source in _FROM_PYTHON and not has_traced(recorder, data) and not _is_scalar(data):
             recorder.constant(result)
             return result
-        if source == "Tensor.unbind" and _caller_iterates():
+        if source == "Tensor.unbind" and _is_called_by(_ITERATE):
             place = here(recorder.stop)
             recorder.warn_frozen(f"iterating over a tensor is frozen as {len(result)} steps", place)
         if torch.is_autocast_enabled("cpu") and not self._autocast:
@@ -157,6 +164,18 @@ class TraceMode(TorchFunctionMode):
         if fixed:
             recorder.fix(result)
         return result
+
+    def _grad_is_set(self, enabled: bool) -> None:
+        """Counts the `no_grad` that are entered in a run that began without gradients. Warns of
+        `enable_grad`: for what it makes, a program has the mode of its call. (In a run that began
+        with gradients, it is recorded inside `no_grad`, as is the end of that.)"""
+        self._no_grad += _is_called_by(_ENTERS) - _is_called_by(_LEAVES)
+        is_recorded = self._grad and not torch.is_grad_enabled()
+        if enabled and not is_recorded and not self._enabled:
+            self._enabled = True
+            what = "torch.enable_grad inside a traced function is not recorded"
+            place = here(self.recorder.stop)
+            self.recorder.warn_frozen(what, place, "torch.enable_grad around the call")
 
     def _is_fixed(self, source: str, operands: list[Any]) -> bool:
         """Whether the call gives the same each time: its operands are constants."""
@@ -205,14 +224,14 @@ def _another_name(x: torch.Tensor) -> torch.Tensor:
     return x.view_as(x) if x.layout is torch.strided else x
 
 
-def _caller_iterates() -> bool:
-    """Whether `unbind` was called by `for row in x`."""
+def _is_called_by(code: types.CodeType) -> bool:
+    """Whether the call that is seen was made by this function of PyTorch's, or just beneath it."""
     frame = frame_at(1)
     for _ in range(6):
         if frame.f_back is None:
             return False
         frame = frame.f_back
-        if frame.f_code is _ITERATE:
+        if frame.f_code is code:
             return True
     return False
 

@@ -24,6 +24,31 @@ def rows(x: Tensor, i: int) -> Tensor:
     return x + 1
 
 
+@program(
+    calls=lambda: [(_x(), torch.ones(4)), (_x(), torch.ones(5))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def assigned_last(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 2
+    w = z + 1
+    z = z + y
+    return w
+
+
+@program(
+    calls=lambda: [(_x(), torch.ones(4)), (_x(), torch.ones(5))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def assigned_anew(x: Tensor, y: Tensor) -> Tensor:
+    z = x + y
+    z = x * 2
+    for _ in range(2):
+        z = z * 2
+    return z
+
+
 @program(calls=lambda: [(_x(), 1), (_x(), 7)], raises=IndexError, torchscript=False)
 def summed(x: Tensor, dim: int) -> Tensor:
     total = x.sum(dim)
