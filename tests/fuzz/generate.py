@@ -345,7 +345,9 @@ def _reduction(d: _Draw) -> Draft:
     one = str(d.dim(x))
     keep = d.pick("", "", ", keepdim=True")
     texts = ["{x}.sum({dims}{keep})"] * 3 + ["{x}.amax({dims}{keep})", "{x}.amin({dims}{keep})"] * 2
-    texts += ["{x}.sum()", "{x}.prod({one}{keep})", "{x}.max()", "{x}.min()"]
+    texts += ["{x}.sum()", "{x}.max()", "{x}.min()"]
+    # Of numbers at the ends, the order decides whether a product vanishes before it overflows.
+    texts += ["{x}.prod({one}{keep})"] * (not d.salt)
     if d.tensor(x).is_floating_point():
         texts += [
             "{x}.mean({dims}{keep})", "torch.logsumexp({x}, {dims}{keep})", "{x}.var({dims}{keep})",
