@@ -171,7 +171,7 @@ class TraceMode(TorchFunctionMode):
         with gradients, it is recorded inside `no_grad`, as is the end of that.)"""
         self._no_grad += _is_called_by(_ENTERS) - _is_called_by(_LEAVES)
         is_recorded = self._grad and not torch.is_grad_enabled()
-        is_transform = self._transform is None and _transform() is not None  # refused by itself
+        is_transform = self._transform is None and transform() is not None  # refused by itself
         if enabled and not (is_recorded or is_transform or self._enabled):
             self._enabled = True
             what = "torch.enable_grad inside a traced function is not recorded"
