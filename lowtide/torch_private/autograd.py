@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,7 +15,6 @@ from torch.utils import checkpoint
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _autograd: Final[Any] = _C._autograd
 _checkpoint: Final[Any] = checkpoint
-_forward_ad: Final[Any] = forward_ad
 
 # The node of the backward pass that this thread runs; None outside of one.
 current_node: Final[Callable[[], Any]] = _C._current_autograd_node
@@ -34,14 +34,13 @@ SAVED: Final = "_saved_"  # how the names of what a node has saved begin
 top_saved_hooks: Final[Callable[[bool], Any]] = _autograd._top_saved_tensors_default_hooks
 pop_saved_hooks: Final[Callable[[], None]] = _autograd._pop_saved_tensors_default_hooks
 push_saved_hooks: Final[Callable[[Any, Any], None]] = _autograd._push_saved_tensors_default_hooks
+# 0 or more inside forward-mode differentiation.
+forward_level: Final[Callable[[], int]] = functools.partial(
+    operator.attrgetter("_current_level"), forward_ad
+)
 # Takes tensors, and the version that each has from then on.
 set_versions: Final[Callable[..., None]] = _autograd._unsafe_set_version_counter
 # Whether the backward pass that is running may be run again. Unknown counts as yes.
 keeps_graph: Final[Callable[[], bool]] = getattr(
     _autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is on."""
-    return int(_forward_ad._current_level) >= 0

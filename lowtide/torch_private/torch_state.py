@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lowtide import config
-from lowtide.torch_private.autograd import in_forward_mode
+from lowtide.torch_private.autograd import forward_level
 from lowtide.torch_private.modes import (
     DeviceContext,
     any_autocast,
@@ -86,7 +86,7 @@ def reason() -> str:
         return "inside a torch.func transform"
     if is_recording():
         return "torch.jit.trace is recording"
-    if in_forward_mode():
+    if forward_level() >= 0:
         return "inside forward-mode differentiation"
     if torch.get_default_dtype() is not torch.float32:
         return "the default dtype is not float32"
