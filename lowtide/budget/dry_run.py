@@ -26,14 +26,13 @@ from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
 from lowtide.budget.simulated_kernels import backward, simulate
 from lowtide.codegen.host.region import print_region
 from lowtide.errors import UNKNOWN_LOC, LowtideError
+from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.execute.checkpoint import BY_PYTORCH
-from lowtide.execute.chunks import RunBlock
-from lowtide.execute.driver import BlockPlan, Driver, Env
-from lowtide.execute.saved_products import RECALLED, run_recalled
-from lowtide.execute.section import SECTION, run_section
+from lowtide.execute.driver import Driver
+from lowtide.execute.executor import Executor
 from lowtide.ir import recomputed
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.memory.casts import Casts
 from lowtide.memory.largest import DEPENDS
@@ -94,8 +93,10 @@ def ineligible(values: Sequence[Any]) -> str:
     return ""
 
 
-class Walk:
+class Walk(Executor):
     """See the module's text; everything is found out when it is made."""
+
+    shown_chunks = SHOWN_CHUNKS
 
     def __init__(
         self, driver: Driver, args: Sequence[Any], computed: Container[int] = frozenset()
@@ -129,7 +130,7 @@ class Walk:
             over = ownership.under(ownership.Rules(on_host=on_host, is_rehearsal=True))
             casts = self._casts.on() if _may_cast(driver.function) else contextlib.nullcontext()
             with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
-                self.results = results = self._block(driver.plan, env)
+                self.results = results = self.block(driver.plan, env)
                 if self.records:
                     with self._casts.ended():
                         self.notes += backward(self.ledger, self._objects.tensors_in(results))
@@ -165,26 +166,10 @@ class Walk:
 
     # -- walking --
 
-    def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
-        """Walks a block; `env` has its live-ins, and is used up."""
-        pos = 0
-        while pos < plan.last:
-            pos = self._region(plan, pos, env)
-            while pos < 0:
-                pos = self._region(plan, ~pos, env)
-            if pos < plan.last:
-                pos = self._op(plan, pos, env, self._reason)
-        if pos > plan.last:
-            results, self._finished = self._finished, []
-            return results
-        return [env[v] for v in plan.block.terminator.operands]
+    _reason = ""  # why the next op is in no region
 
-    _reason = ""
-    _finished: list[Any]
-
-    def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
-        """Walks the region at `pos`, if there is one; gives where it ends, or `~position` of where
-        the next one begins."""
+    def region(self, plan: BlockPlan, pos: int, env: Env) -> int | list[Any]:
+        """See the base class."""
         self._reason = ""
         region = plan.region(pos)
         if region is None:
@@ -221,8 +206,7 @@ class Walk:
         if not spec.host.is_empty:
             self.steps.append(step)
         if spec.finished:
-            self._finished = results
-            return plan.last + 1
+            return results
         env.update(zip(spec.results, results, strict=True))
         return spec.stop if spec.reason else ~spec.stop
 
@@ -246,42 +230,33 @@ class Walk:
         return found
 
     def _eager(self, plan: BlockPlan, pos: int, stop: int, env: Env, why: str) -> int:
+        self._reason = why
         while pos < stop:
-            pos = self._op(plan, pos, env, why)
+            pos, self._reason = self.advance(plan, pos, stop, env), why
         self._reason = ""
         return pos
 
-    def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
-        op = plan.ops[pos]
-        if op.name == "if":
-            results = self._if(plan, op, env, plan.live_at[pos + 1])
-        elif op.name == "loop":
-            if reason:
-                self.notes.append(f"{op.loc}: the loop {about_a_loop(reason)}")
-            results = self._loop(plan, op, env, plan.live_at[pos + 1])
-        elif op.name == SECTION:
-            results = self._section(plan, op, env, plan.live_at[pos + 1])
-        elif op.name == RECALLED:
-            self.ledger.at("kept product", op.loc)
-            self.ledger.mark(tensors_in(results := run_recalled(op, env)))
-        elif op.name == "with" and isinstance(env[op.operands[0]], recomputed.Recomputed):
-            results = self._again(plan, op, env, plan.live_at[pos + 1])
-        elif op.name == "with" and len(op.blocks) == 2:
-            results = self._with(plan, op, env)
-        elif op.name == "with" and isinstance(env[op.operands[0]], _STATES):
-            results = self._under(plan, op, env)
-        else:
-            why = reason or static_reason(op) or "takes the part of this iteration"
-            step = TorchStep(op=op, reason=why)
-            self.ledger.at(step.label, op.loc)
-            results = self._plain(op, env, plan.live_at[pos + 1])
-            if self.records:
-                self.ledger.mark(tensors_in(results))
-            if not _is_unseen(op):
-                self.steps.append(step)
-        env.update(zip(op.results, results, strict=True))
+    def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
+        """See the base class."""
+        super().op(plan, pos, env)
         _keep(env, plan.live_at[pos + 1])
-        return pos + 1
+
+    def plain(self, plan: BlockPlan, pos: int, env: Env) -> None:
+        """See the base class."""
+        op = plan.ops[pos]
+        results = self._torch_step(op, env, plan.live_at[pos + 1])
+        env.update(zip(op.results, results, strict=True))
+
+    def _torch_step(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        why = self._reason or static_reason(op) or "takes the part of this iteration"
+        step = TorchStep(op=op, reason=why)
+        self.ledger.at(step.label, op.loc)
+        results = self._plain(op, env, alive)
+        if self.records:
+            self.ledger.mark(tensors_in(results))
+        if not _is_unseen(op):
+            self.steps.append(step)
+        return results
 
     def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         if op.name == "raise" or (op.name == "assert" and env[op.operands[0]] is False):
@@ -344,14 +319,12 @@ class Walk:
         is_seen = gives_tensors or self._has_modes
         return contextlib.nullcontext() if is_seen else NoFunctionModes()
 
-    def _if(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        condition = env[op.operands[0]]
-        if condition is not UNKNOWN:
-            inner = self._inner(plan, op.blocks[0 if condition else 1], env)
-            _keep(env, alive)
-            return self._block(*inner)
+    def branch(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class; if the data decide, the branch that holds more counts."""
+        if env[op.operands[0]] is not UNKNOWN:
+            return super().branch(plan, op, env, alive)
         self._guess(f"{op.loc}: the data decide which branch runs; both are shown")
-        one, other = (self._inner(plan, block, env) for block in op.blocks)
+        one, other = (self.inner(plan, block, env) for block in op.blocks)
         _keep(env, alive)
         first, rank = self._road(one)
         with self.ledger.aside(rank[0]):
@@ -361,21 +334,34 @@ class Walk:
     def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
         """One of two branches: its results, what it leaves behind in bytes, and its steps."""
         held, steps = self.ledger.live_bytes, len(self.steps)
-        results = self._block(*inner)
+        results = self.block(*inner)
         return results, (self.ledger.live_bytes - held, len(self.steps) - steps)
 
-    def _section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        runs = [self._runner(plan.inner(block), block) for block in op.blocks]
-        values = [env[v] for v in op.operands]
-        _keep(env, alive)
+    def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class."""
         self.ledger.at("chunks", op.loc)
-        results = run_section(op, values, runs, SHOWN_CHUNKS)
+        results = super().section(plan, op, env, alive)
         self.ledger.at("chunks", op.loc)
         self.ledger.mark(tensors_in(results))
         return results
 
-    def _runner(self, plan: BlockPlan, block: Block) -> RunBlock:
-        return lambda given: self._block(plan, dict(zip(block.args, given, strict=True)))
+    def recalled(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class."""
+        self.ledger.at("kept product", op.loc)
+        results = super().recalled(plan, op, env, alive)
+        self.ledger.mark(tensors_in(results))
+        return results
+
+    def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class. A manager of the user's is not entered."""
+        manager = env[op.operands[0]]
+        if isinstance(manager, recomputed.Recomputed):
+            return self._again(plan, op, env, alive)
+        if len(op.blocks) == 2:
+            return self._of_the_user(plan, op, env)
+        if isinstance(manager, _STATES):
+            return self._under(plan, op, env)
+        return self._torch_step(op, env, alive)
 
     def _again(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """The block of a checkpoint."""
@@ -384,7 +370,7 @@ class Walk:
             section = plan.again(op, env)
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
-                return self._section(plan, section, env, alive)
+                return self.section(plan, section, env, alive)
             self.notes.append(
                 f"{op.loc}: a checkpoint that PyTorch runs again; its values are counted as if they"
                 f" were kept: {BY_PYTORCH}"
@@ -395,25 +381,23 @@ class Walk:
         """A block under another state of PyTorch's."""
         block, manager = op.blocks[0], env[op.operands[0]]
         with manager as entered:
-            results = self._block(*self._inner(plan, block, {block.args[0]: entered} | env))
+            results = self.block(*self.inner(plan, block, {block.args[0]: entered} | env))
         self._casts.look()
         return results
 
-    def _with(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+    def _of_the_user(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
-        results = self._block(*self._inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
-        self._block(*self._inner(plan, leaving, dict.fromkeys(leaving.args) | env))
+        results = self.block(*self.inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
+        self.block(*self.inner(plan, leaving, dict.fromkeys(leaving.args) | env))
         return results
 
-    @staticmethod
-    def _inner(plan: BlockPlan, block: Block, env: Env) -> tuple[BlockPlan, Env]:
-        inner = plan.inner(block)
-        return inner, {v: env[v] for v in inner.live_at[0] if v in env}
-
-    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+    def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class: until nothing new happens, or the data decide how it goes on."""
+        if self._reason:
+            self.notes.append(f"{op.loc}: the loop {about_a_loop(self._reason)}")
         trips, going, *carried = (env[v] for v in op.operands)
         (block,) = op.blocks
-        inner, outer = self._inner(plan, block, env)
+        inner, outer = self.inner(plan, block, env)
         _keep(env, alive)
         lists: list[Any] = [
             v for v in outer.values() if isinstance(v, list)
@@ -432,7 +416,7 @@ class Walk:
             forms = _forms([*carried, *lists])
             env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
             carried.clear()
-            going, *carried = self._block(inner, env)
+            going, *carried = self.block(inner, env)
             grown = self.ledger.live_bytes - before
             i += 1
             same = not self.records and i > 1 and grown <= 0 and _forms([*carried, *lists]) == forms

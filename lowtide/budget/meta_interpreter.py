@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lowtide.budget.dry_run import Walk
-from lowtide.execute.driver import BlockPlan, Env
+from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.specialise.stand_ins import UNKNOWN
@@ -22,24 +22,26 @@ class Followed(Walk):
     known: dict[Value, Any]
     _depth = 0
 
-    def _block(self, plan: BlockPlan, env: Env) -> list[Any]:
+    def block(self, plan: BlockPlan, env: Env) -> list[Any]:
+        """See the base class."""
         if not self._depth:
             self.known = dict(env)
         self._depth += 1
         try:
-            return super()._block(plan, env)
+            return super().block(plan, env)
         finally:
             self._depth -= 1
 
-    def _region(self, plan: BlockPlan, pos: int, env: Env) -> int:
+    def region(self, plan: BlockPlan, pos: int, env: Env) -> int:
+        """See the base class."""
         self._reason = "followed"
         return pos
 
-    def _op(self, plan: BlockPlan, pos: int, env: Env, reason: str) -> int:
-        found = super()._op(plan, pos, env, reason)
+    def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
+        """See the base class."""
+        super().op(plan, pos, env)
         if self._depth == 1:
             self._note(env.items())
-        return found
 
     def _plain(self, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         results = super()._plain(op, env, alive)
@@ -47,8 +49,9 @@ class Followed(Walk):
             self._note(zip(op.results, results, strict=True))
         return results
 
-    def _loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        results = super()._loop(plan, op, env, alive)
+    def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """See the base class."""
+        results = super().loop(plan, op, env, alive)
         if self._depth == 1:
             self._note(zip(op.results, results, strict=True))  # also what nothing reads
         return results

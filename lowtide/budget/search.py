@@ -40,8 +40,9 @@ from lowtide.budget.segments import Cutter
 from lowtide.diagnostics import faults
 from lowtide.errors import BudgetError
 from lowtide.execute.backend import Tiles
+from lowtide.execute.block_plan import BlockPlan
 from lowtide.execute.candidate import Candidate
-from lowtide.execute.driver import BlockPlan, Driver
+from lowtide.execute.driver import Driver
 from lowtide.ir.core import Function, Value
 
 _MOST_STEPS: Final = 24

@@ -32,6 +32,7 @@ from lowtide.codegen.host.region import (
     Output,
     PythonRegion,
     RegionProgram,
+    Size,
     Sized,
     Statement,
     Turn,
@@ -145,7 +146,7 @@ def write(
     order = {name: k for k, name in enumerate([*numbers, *ints])}
     kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
     writer = _Writer(builder, kept, orders, records)
-    sizes = [writer.size(name, derived[name]) for name in ints]
+    sizes = writer.sizes({name: derived[name] for name in ints})
     handed_out = writer.operands(results)
     written = [Write(to=writer.of(x), value=writer.of(new)) for x, new in writes]
     after = writer.statements
@@ -288,12 +289,14 @@ class _Writer:
 
     # -- the parts of the program --
 
-    def size(self, name: str, x: Abs) -> Call:
-        """A size that is computed once for each new set of sizes."""
-        assert isinstance(x.origin, Origin)
-        call = self._call(name, x.origin)
-        assert not self.statements, "a size that needs more than its operands"
-        return call
+    def sizes(self, derived: Mapping[str, Abs]) -> list[Statement]:
+        """Sizes that are computed once for each new set of sizes, and what they are made of."""
+        for name, x in derived.items():
+            assert isinstance(x.origin, Origin)
+            op, operands = self._function(x.origin), tuple(map(self._operand, x.origin.operands))
+            self.statements.append(Size(name=name, op=op, operands=operands))
+        found, self.statements, self._names = self.statements, [], {}
+        return found
 
     def operands(self, values: Sequence[Abs]) -> list[Operand]:
         """Values, after statements that make them."""

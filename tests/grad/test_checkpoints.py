@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
-from lowtide.execute.driver import BlockPlan
+from lowtide.execute.block_plan import BlockPlan
 from tests.memory.contract import asked_bytes, assert_within_contract
 
 again = functools.partial(checkpoint, use_reentrant=False)

@@ -105,6 +105,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A size is what an op gives for these operands."""
+
+    name: str
+    op: str
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """An output whose dims stand in another order: dim k of the result is its dim `order[k]`."""
 
@@ -142,16 +151,16 @@ class Write:
     value: Operand
 
 
-Statement = Call | Turn | Let
+Statement = Size | Call | Turn | Let
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionProgram:
-    """`numbers`: names of the sizes that a call is given; `sizes` are computed from them, once for
-    each new set of sizes; `before` the kernels and `after` them, each call; then `writes`."""
+    """`numbers`: names of the sizes that a call is given; `sizes` computes others, once for each
+    new set of sizes; `before` the kernels and `after` them, each call; then `writes`."""
 
     numbers: tuple[str, ...]
-    sizes: tuple[Call, ...]
+    sizes: tuple[Statement, ...]
     before: tuple[Statement, ...]
     kernels: Kernels | None
     after: tuple[Statement, ...]
@@ -163,7 +172,7 @@ def live_ins(program: RegionProgram) -> Iterator[int]:
     """Positions of live-ins that are looked at, or handed out, when the kernels are done."""
     for statement in program.after:
         match statement:
-            case Call(operands=operands):
+            case Size(operands=operands) | Call(operands=operands):
                 yield from _positions(operands)
             case Let(value=value):
                 yield from _positions([value])
@@ -188,6 +197,7 @@ def _positions(operands: Iterable[Operand]) -> Iterator[int]:
 def verify_region(program: RegionProgram) -> None:
     """Raises VerifyError, an internal fault of ours, where something is read before it is made."""
     kernels = program.kernels
+    _Checker(0, set()).statements(program.sizes)
     _Checker(0, set()).statements(program.before)
     outputs = 0 if kernels is None else kernels.outputs
     if kernels is not None:
@@ -209,7 +219,7 @@ class _Checker:
     def statements(self, statements: Iterable[Statement]) -> None:
         for statement in statements:
             match statement:
-                case Call(operands=operands):
+                case Size(operands=operands) | Call(operands=operands):
                     self.operands(operands)
                 case Let(value=value):
                     self.operands([value])
@@ -238,7 +248,7 @@ class _Checker:
 def print_region(program: RegionProgram) -> str:
     """The text of a region's program, a line for each statement."""
     lines = [f"numbers {', '.join(program.numbers)}"] if program.numbers else []
-    lines += [f"size {_line(call)}" for call in program.sizes]
+    lines += [s if s.startswith("size ") else f"prepare {s}" for s in map(_line, program.sizes)]
     lines += map(_line, program.before)
     if (k := program.kernels) is not None:
         text = f"kernels ({', '.join(map(text_of, k.inputs))})"
@@ -253,6 +263,8 @@ def print_region(program: RegionProgram) -> str:
 
 def _line(statement: Statement) -> str:
     match statement:
+        case Size(name=name, op=op, operands=operands):
+            return f"size {name} = {op}({', '.join(map(text_of, operands))})"
         case Call(name=name, op=op, operands=operands):
             return f"{name} = {op}({', '.join(map(text_of, operands))})"
         case Turn(name=name, of=of, order=order):
@@ -339,13 +351,14 @@ class PythonRegion:
     def __init__(self, program: RegionProgram, records: bool) -> None:
         self.program = program
         self.records = records
-        names = [*program.numbers, *(call.name for call in program.sizes)]
+        computed = (s.name for s in program.sizes if isinstance(s, Size))
+        names = [*program.numbers, *computed]
         self.order = {name: k for k, name in enumerate(names)}
         self.literals: dict[str, object] = {}  # by name: constants that Python cannot spell
 
     def prepare(self) -> str:
         """Source of `prepare`, "" where no size is computed."""
-        body = [f"    z.append({self._call(call)})" for call in self.program.sizes]
+        body = [self._line(s) for s in self.program.sizes]
         return "\n".join(["def prepare(a, z):", *body]) if body else ""
 
     def run(self) -> str:
@@ -369,6 +382,8 @@ class PythonRegion:
 
     def _line(self, statement: Statement) -> str:
         match statement:
+            case Size():
+                return f"    z.append({self._call(statement)})"
             case Call(name=name):
                 return f"    {name} = {self._call(statement)}"
             case Turn(name=name, of=of, order=order):
@@ -376,7 +391,7 @@ class PythonRegion:
             case Let(name=name, value=value):
                 return f"    {name} = {self._text(value)}"
 
-    def _call(self, call: Call) -> str:
+    def _call(self, call: Call | Size) -> str:
         operands = ", ".join(map(self._text, call.operands))
         return f"{function_name(call.op)}({operands})"
 

@@ -26,6 +26,7 @@ from lowtide.codegen.host.region import (
     Operand,
     Output,
     RegionProgram,
+    Size,
     Sized,
     Statement,
     Turn,
@@ -34,7 +35,8 @@ from lowtide.codegen.host.region import (
 )
 from lowtide.ir.literals import parse_literal
 from lowtide.ir.parser import ParseError
-from lowtide.texpr.index import Index, Size, as_index, clamp, floordiv, mod
+from lowtide.texpr.index import Index, as_index, clamp, floordiv, mod
+from lowtide.texpr.index import Size as SizeAtom
 
 _KERNELS: Final = re.compile(
     r"kernels \((.*?)\)(?: numbers \((.*)\))? -> (\d+) outputs(?:, (\d+) checks)?(, may capture)?"
@@ -64,7 +66,7 @@ class _Parser:
 
     def program(self) -> RegionProgram:
         numbers: tuple[str, ...] = ()
-        sizes: list[Call] = []
+        sizes: list[Statement] = []
         parts: tuple[list[Statement], list[Statement]] = ([], [])
         kernels: Kernels | None = None
         writes: list[Write] = []
@@ -75,10 +77,14 @@ class _Parser:
             word, _, rest = self.line.partition(" ")
             if word == "numbers":
                 numbers = tuple(name.strip() for name in rest.split(","))
-                self.sizes |= {n: as_index(Size(n)) for n in numbers}
+                self.sizes |= {n: as_index(SizeAtom(n)) for n in numbers}
             elif word == "size":
-                sizes.append(self._call(rest))
-                self.sizes[sizes[-1].name] = as_index(Size(sizes[-1].name))
+                call = self._call(rest)
+                sizes.append(Size(name=call.name, op=call.op, operands=call.operands))
+                self.sizes[call.name] = as_index(SizeAtom(call.name))
+            elif word == "prepare":
+                self.line = rest
+                sizes.append(self._statement())
             elif word == "kernels":
                 kernels = self._kernels()
             elif word == "write":

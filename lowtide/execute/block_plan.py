@@ -1,0 +1,268 @@
+"""What is known of a block before it runs: its regions, its Python parts, what is dead where.
+
+In: a block of a Function, and facts about all of the Function. Out: a `BlockPlan`, which finds out
+what it is asked for. `executor` runs it.
+
+    y = x * 2 + n            region at 0, until the next op
+    y[mask] = 0              no region: PyTorch runs it
+    if y.sum() > 0: ...      plans of their own for its blocks
+    return y.exp()           region at 3
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Container, Sequence
+from typing import Any, Final
+
+from lowtide.codegen.host.python_part import PythonPart, is_printable
+from lowtide.execute.backend import Tiles
+from lowtide.execute.checkpoint import as_section
+from lowtide.execute.region import Region
+from lowtide.execute.reuse import owned
+from lowtide.ir import types as t
+from lowtide.ir.aliases import is_apart
+from lowtide.ir.core import Block, Op, Value, free_values, walk
+from lowtide.ir.differentiated import makes_within
+from lowtide.ir.prepared import Step, prepared
+from lowtide.specialise.region_boundaries import ends_region, static_reason
+
+Env = dict[Value, Any]
+_GROW: Final = ("list.append", "list.extend")
+_ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.floordiv", "py.mod", "py.neg")
+_WORTH_A_CALL: Final = 4  # ops in a row
+_PLACES: Final = ("torch.getitem", "list.get", "mutate")
+
+
+class BlockPlan:
+    """What is known of one block: its regions by position, and which values live where. `python`:
+    see `python_part`."""
+
+    def __init__(
+        self,
+        block: Block,
+        name: str,
+        mutates: bool,
+        live_ins: Sequence[Value],
+        changed: frozenset[Value],
+        statistics: frozenset[Value],
+        lent: frozenset[Value],
+        returned: frozenset[Value],
+        differentiated: frozenset[Value],
+        numbers: frozenset[Value],
+    ) -> None:
+        self.block = block
+        self.numbers = numbers
+        self.ops = block.ops
+        self.name = name
+        self.mutates = mutates
+        self.changed = changed
+        self.statistics = statistics
+        self.lent = lent
+        self.returned = returned
+        self.differentiated = differentiated
+        self.shown: dict[Value, str] = {}  # what the user calls captured values
+        self.last = len(block.ops) - 1
+        self.live_at = _liveness(block)
+        self._first_live_ins = list(live_ins)
+        self.constants = {op.result: op.attrs["value"] for op in block.ops if op.name == "const"}
+        self.is_repeated = False
+        self.tiles: Tiles = "usual"
+        self.growing = {v for v in block.args if _is_tensors(v)}
+        self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
+        self.growing -= {r for op in walk(block) for r in op.results}
+        self.grown = {  # in a loop or branch, to a length that the run decides
+            op.operands[0]
+            for outer in block.ops
+            for inner in outer.blocks
+            for op in walk(inner)
+            if op.name in _GROW
+        }
+        self._regions: dict[int, Region | None] = {}
+        self.python: dict[int, tuple[PythonPart, int, tuple[Value, ...]] | None] = {}
+        self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
+        self._inner: dict[int, BlockPlan] = {}
+        self.sections: dict[Op, Block] = {}  # those made of ops when they are run
+        self._apart: dict[Op, bool] = {}
+        self._lock = threading.Lock()
+
+    def region(self, pos: int) -> Region | None:
+        """The region that begins at `pos`, None where there is nothing to compile."""
+        try:
+            return self._regions[pos]
+        except KeyError:
+            with self._lock:
+                return self._regions.setdefault(pos, self._region(pos))
+
+    def _region(self, pos: int) -> Region | None:
+        if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos], pos):
+            return None  # of a tensor from outside
+        if self.differentiated and self._makes_within(pos):
+            return None
+        end = pos
+        while end < self.last and not self._ends(end, pos) and not self._parts(end, pos):
+            end += 1
+        if not any(_is_work(op, self.numbers) for op in self.ops[pos:end]):
+            return None
+        stop = end + 1 if end == self.last else end
+        used = free_values(self.ops[pos:stop])
+        live_ins = self._first_live_ins if pos == 0 and self._first_live_ins else used
+        return Region(
+            block=self.block,
+            start=pos,
+            end=end,
+            is_parted=self._parts(end, pos),
+            live_ins=live_ins,
+            live_at=self.live_at,
+            mutates=self.mutates,
+            changed=self.changed,
+            statistics=self.statistics,
+            lent=self.lent,
+            returned=frozenset() if self.is_repeated else self.returned,
+            name=f"{self.name}:{self.ops[pos].loc.line or pos}",
+            shown=self.shown,
+            owned=owned(self.ops, pos),
+            tiles=self.tiles,
+            is_repeated=self.is_repeated,
+        )
+
+    def _ends(self, pos: int, start: int) -> bool:
+        """Whether every region from `start` on ends here; to a list from outside nothing is added,
+        so that its growth makes no new signature."""
+        op = self.ops[pos]
+        if op.name in _GROW:
+            made = {v for earlier in self.ops[start:pos] for v in earlier.results}
+            return op.operands[0] not in made
+        return bool(ends_region(op)) or self._is_drivers(op, start)
+
+    def _parts(self, pos: int, start: int) -> bool:
+        """Whether a region from `start` on ends here, for the graph of PyTorch's sake."""
+        if pos == start or not self.differentiated:
+            return False
+        made = self.ops[pos - 1].results
+        return not self.differentiated.isdisjoint(made) or self._makes_within(pos)
+
+    def _makes_within(self, pos: int) -> bool:
+        return makes_within(self.ops[pos], self.differentiated)
+
+    def _is_drivers(self, op: Op, start: int) -> bool:
+        """x[i], xs[i] and y[i] = … in a loop over i, and a list that grows or, before `start`, has
+        grown: the driver runs these, so that neither i nor a length is in a signature, of which
+        each step, or call, would have its own."""
+        if not op.blocks and not self.grown.isdisjoint(op.operands):
+            made = {v for later in self.ops[start:] for v in later.results}
+            if not self.grown.isdisjoint(v for v in op.operands if v not in made):
+                return True
+        if not self.is_repeated:
+            return False
+        if self._counts_places(op) or (op.name == "if" and self._chooses_places(op)):
+            return True
+        if (op.blocks or op.name.startswith(("list.", "py."))) and not self.growing.isdisjoint(
+            free_values([op])
+        ):
+            return True
+        reads = op.name in ("torch.getitem", "list.get")
+        if op.name == "mutate":  # of what was made before
+            reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
+        return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])
+
+    def _chooses_places(self, op: Op) -> bool:
+        """Is in its branches, and in no loop there, what the driver runs because of a place?"""
+        inner = [o for block in op.blocks for o in walk(block)]
+        known = {*self.constants, *(o.result for o in inner if o.name == "const")}
+        return all(o.name != "loop" for o in inner) and any(
+            o.name == "torch.getitem" and any(_is_counted(v, known) for v in o.operands[1:])
+            for o in inner
+        )
+
+    def _counts_places(self, op: Op) -> bool:
+        """`2 * i + 1` of which only the driver's ops know, or the next step: an int that a region
+        takes is part of the key by which its sizes are looked up."""
+        if op.name not in _ARITHMETIC or op.result.type != t.INT:
+            return False
+        users = [user for user in self.ops if op.result in user.operands]
+        return all(
+            user.name in _PLACES or user is self.block.terminator or self._counts_places(user)
+            for user in users
+        )
+
+    def share(self, inner: dict[int, BlockPlan]) -> None:
+        """From now on plans of nested blocks are taken from there, and added there."""
+        self._inner = inner
+
+    def inner(self, block: Block) -> BlockPlan:
+        """The plan of a nested block."""
+        found = self._inner.get(id(block))
+        if found is None:
+            with self._lock:
+                known = self.changed, self.statistics, self.lent, self.returned
+                known = *known, self.differentiated, self.numbers
+                made = BlockPlan(block, self.name, self.mutates, (), *known)
+                made.shown = self.shown
+                made.is_repeated = self.is_repeated or bool(block.args)
+                made.tiles = self.tiles
+                made.constants |= self.constants
+                made.growing |= self.growing
+                found = self._inner.setdefault(id(block), made)
+        return found
+
+    def again(self, op: Op, env: Env) -> Op | None:
+        """A checkpoint's block as a section, if what it gives are tensors for themselves."""
+        if op not in self._apart:
+            self._apart[op] = is_apart(op, self.changed)
+        return as_section(op, env, self.sections) if self._apart[op] else None
+
+    def python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:
+        """Ops from `pos` on that are run as a Python function, the position after them, and what
+        is dead there; None where it would not pay."""
+        end = pos
+        while end < self.last and (end == pos or self.region(end) is None):
+            if not is_printable(self.ops[end], self.numbers):
+                break
+            end += 1
+        ops = self.ops[pos:end]
+        if any(op.blocks for op in ops) or len(ops) >= _WORTH_A_CALL:
+            alive = self.live_at[end]
+            results = [v for op in ops for v in op.results if v in alive]
+            part = PythonPart(ops, results, self.constants)
+            dead = tuple(v for v in part.inputs if v not in alive)
+            found = part, end, dead
+        else:
+            found = None
+        return self.python.setdefault(pos, found)
+
+    def step(self, pos: int) -> tuple[Step, tuple[Value, ...]]:
+        """What runs the op at `pos`, which has no blocks, and what is dead after it."""
+        known = self._steps.get(pos)
+        if known is None:
+            op = self.ops[pos]
+            dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
+            known = self._steps[pos] = prepared(op), tuple(dead)
+        return known
+
+
+def _is_tensors(value: Value) -> bool:
+    return value.type == t.ListType(t.TENSOR)
+
+
+def _is_counted(value: Value, constants: Container[Value]) -> bool:
+    """May it be another int in each step?"""
+    return value.type == t.INT and value not in constants
+
+
+def _is_work(op: Op, numbers: Container[Value]) -> bool:
+    if op.blocks:
+        return any(_is_work(inner, numbers) for block in op.blocks for inner in block.ops)
+    if op.name == "torch.getitem" and op.operands[0] in numbers:
+        return False
+    return op.name.startswith("torch.") and not static_reason(op)
+
+
+def _liveness(block: Block) -> list[set[Value]]:
+    """For each position, the values that ops from there on use; one more entry than ops, empty."""
+    live: set[Value] = set()
+    found = [live]
+    for op in reversed(block.ops):
+        live = (live - set(op.results)) | set(free_values([op]))
+        found.append(live)
+    return found[::-1]
