@@ -200,7 +200,8 @@ F fmaexact_T(F a, F b, F c) {{
 #if {_HAS_FMA}
   return fma_T(a, b, c);
 #else
-  F down = blend_T(abs_T(b) > K(1e299), K(8.6736173798840355e-19), K(1.0));
+  I large = (abs_T(b) > K(1e299)) | (abs_T(c) > K(1e299));
+  F down = blend_T(large, K(8.6736173798840355e-19), K(1.0));
   b *= down; c *= down;
   F ta = a * K(split), tb = b * K(split);
   F ah = ta - (ta - a), bh = tb - (tb - b), al = a - ah, bl = b - bh;

@@ -238,6 +238,14 @@ def test_two_arguments(library: Library, dtype: type) -> None:
     assert np.isnan(library(f"fastmax_{suffix}", np.zeros_like(x), np.full_like(x, np.nan))).all()
 
 
+def test_quotients_near_the_largest_number(library: Library) -> None:
+    """Without an instruction for it, the product of the quotient is taken in parts."""
+    largest = np.finfo(F64).max
+    x = np.repeat([largest, -largest, largest / 3, 1e300], 8)
+    y = np.tile([255.0, 3.0, 1.5, 1e290, 7e-3, largest / 2, 1e154, 0.1], 4)
+    np.testing.assert_array_equal(library("fmod_f64", x, y), np.fmod(x, y))
+
+
 @pytest.mark.parametrize("name", ["floor", "ceil", "round", "trunc", "abs"])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_rounding(library: Library, name: str, dtype: type) -> None:
