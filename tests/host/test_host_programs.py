@@ -22,6 +22,7 @@ from lowtide.codegen.host.memory import events
 from lowtide.codegen.host.parser import parse_host
 from lowtide.codegen.host.printer import print_host
 from lowtide.codegen.host.program import HostProgram
+from lowtide.diagnostics import faults
 from lowtide.errors import VerifyError
 from lowtide.ir.parser import ParseError
 from lowtide.memory.plan import peak_of
@@ -66,6 +67,19 @@ def nested(x: Tensor) -> Tensor:
     return total
 
 
+def from_last(x: Tensor, u: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """A second loop begins with the last value of the first one, which is a result, too."""
+    first: list[Tensor] = []
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + h @ u)
+        first.append(h)
+    rows = (torch.stack(first) * 2 + x).sum(1)
+    k = h
+    for t in range(x.shape[0]):
+        k = torch.tanh(x[t] * rows[t] + k @ u)
+    return k, h
+
+
 def early(x: Tensor, least: float) -> Tensor:
     h = torch.zeros(x.shape[1])
     for t in range(x.shape[0]):
@@ -107,6 +121,13 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     text = print_host(host)
     assert print_host(parse_host(text)) == text
     golden(name, _anywhere(text))
+
+
+def test_a_result_that_a_loop_begins_with() -> None:
+    args = torch.randn(5, 4), torch.randn(4, 4), torch.randn(4)
+    with faults.strict():
+        found = lt.script(from_last)(*args)
+    torch.testing.assert_close(found, from_last(*args))
 
 
 def test_strips(golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch) -> None:

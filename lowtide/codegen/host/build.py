@@ -15,7 +15,7 @@ Where a value is read for the last time, its memory is given back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -100,7 +100,7 @@ def build(
     scalars: Sequence[str],
 ) -> HostProgram:
     """See the module's text. `same`: results that are a value of a part under another name."""
-    builder = _Builder(program, same)
+    builder = _Builder(program, same, {n for s in stages for n in s.part.program.outputs})
     for stage in stages:
         builder.stage(stage)
     inputs = {n: Tensor(dtype=i.dtype, shape=i.shape) for n, i in program.inputs.items()}
@@ -117,10 +117,13 @@ def build(
 
 
 class _Builder:
-    def __init__(self, program: Program, same: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: Program, same: Mapping[str, str], made: Container[str] = ()
+    ) -> None:
+        """`made`: what parts give under its own name, such as a copy that a loop begins with."""
         self.program = program
         self.called = {
-            same[n]: n for n in program.outputs if n in same and same[n] not in program.inputs
+            of: n for n, of in same.items() if of not in program.inputs and n not in made
         }
         found = (*program.results, *program.checks)
         self.results = [self.value(same.get(n, n)) for n in found]
