@@ -231,3 +231,7 @@ own last: f32[4] output
 free h
 result last"""
     assert peak(text, s0=10) == (160 + 16, "16*s0 + 16")
+
+
+def test_a_copy_without_gaps_counts() -> None:
+    assert peak("dense h = x\nfree h\nresult x", s0=10) == (160, "16*s0")

@@ -387,3 +387,33 @@ def test_what_is_not_legal_stays_and_is_right(fn: Program) -> None:
     compiled = lt.script(fn)
     like_eager(compiled, fn, randn(34, 33))
     assert "not lifted" in str(compiled.explain(randn(34, 33)))
+
+
+def read_in_steps(x: Tensor, w: Tensor, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """Steps read what the first of them begins with, too."""
+    g = h0
+    rows: list[Tensor] = []
+    for i in range(x.shape[0]):
+        h = g
+        inner: list[Tensor] = []
+        for j in range(x.shape[1]):
+            h = torch.tanh(x[i, j] + h @ w)
+            inner.append(h)
+        rows.append(torch.stack(inner))
+        g = h + h0
+    return torch.stack(rows), g
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "every second"])
+def test_a_first_value_with_gaps(order: str) -> None:
+    """Steps go by the strides of their own values, and of an operand by its own."""
+    x, w = torch.randn(4, 3, 2, 5), torch.randn(5, 5) / 4
+    orders = {
+        "rows": torch.randn(2, 5),
+        "columns": torch.randn(5, 2).t(),
+        "every second": torch.randn(2, 10)[:, ::2],
+    }
+    h0 = orders[order]
+    with faults.strict():
+        found = lt.script(read_in_steps)(x, w, h0)
+    torch.testing.assert_close(found, read_in_steps(x, w, h0))

@@ -208,9 +208,8 @@ class _Builder:
                 self.take(stacks[name], defs[name], (slots(loop, name), *defs[name].shape))
             else:
                 stacks[name] = self.value(name)
-        places: dict[str, Place] = {n: self.value(n) for n in program.inputs}
-        for _, init in loop.carried.values():
-            places[init] = self.dense(stage, init)
+        inits = (init for _, init in loop.carried.values())
+        places: dict[str, Place] = {n: self.value(n) for n in (*program.inputs, *inits)}
         whole = {n: (place, slots(loop, n)) for n, place in stacks.items()}
         nest = self.nest(stage, loop, places, whole)
         if loop.until and loop.ends:
@@ -223,15 +222,15 @@ class _Builder:
             self.emit(View(name=ended, tensor=_tensor(d), of=stacks[name], index=index, loc=d.loc))
             self.ends[ended] = Own(name=ended, tensor=_tensor(d), kind=self.kind(ended), loc=d.loc)
 
-    def dense(self, stage: Stage, init: str) -> str:
-        """What a loop begins with, without gaps."""
-        name = self.value(init)
-        given = self.program.inputs.get(name)
+    def dense(self, stage: Stage, place: Place) -> Place:
+        """What a loop begins with, without gaps, as its steps carry it on; kernels that read an
+        input for itself go by its strides."""
+        given = self.program.inputs.get(place) if isinstance(place, str) else None
         if given is None or given.strides == row_major(given.shape):
-            return name
-        dense = f"{stage.head}{name}"
+            return place
+        dense = f"{stage.head}{place}"
         if not any(isinstance(s, Dense) and s.name == dense for s in self.statements):
-            self.emit(Dense(name=dense, of=name))
+            self.emit(Dense(name=dense, of=given.name))
         return dense
 
     def nest(
@@ -249,7 +248,8 @@ class _Builder:
             here[name] = _row(loop, defs[name], stacks[name], 0, None)
         for name, (source, init) in loop.carried.items():
             shift = 1 if loop.reverse else -1
-            here[name] = _row(loop, defs[source], stacks[source], shift, here[init])
+            first = self.dense(stage, here[init])
+            here[name] = _row(loop, defs[source], stacks[source], shift, first)
         body: list[Launch | Loop] = []
         if stage.kernels is not None:
             body += self.launches(stage, here)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lowtide.codegen.host.program import (
+    Dense,
     Free,
     HostProgram,
     Loop,
@@ -49,6 +50,8 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
                 known[name] = own[name] = evaluate(index, known)
             case Take(name=name, tensor=tensor, kind=kind, loc=loc):
                 yield taken(name, tensor, kind, loc)
+            case Dense(name=name, of=of):
+                yield taken(name, program.inputs[of], "temporary", UNKNOWN_LOC)
             case Own(name=name, tensor=tensor, kind=kind, loc=loc):
                 yield taken(name, tensor, kind, loc)
             case Over(name=name, tensor=tensor, kind=kind, of=of, loc=loc):
