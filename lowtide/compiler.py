@@ -31,7 +31,7 @@ from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.counted_loops import count_loops
 from lowtide.passes.counters import count_by_steps
-from lowtide.passes.dead_code import eliminate_dead_code
+from lowtide.passes.dead_code import eliminate_dead_code, keep_what_raises
 from lowtide.passes.early_ends import end_early
 from lowtide.passes.first_steps import peel_first_steps
 from lowtide.passes.grown_lists import grow_in_place
@@ -99,7 +99,7 @@ PREPARE: tuple[Pass, ...] = (with_near_constants, unroll_by_period)
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
     """The function after `SIMPLIFY`; `unrolled`: Python ran its loops, which are rerolled first."""
-    return run(fn, (*REROLL, *SIMPLIFY) if unrolled else SIMPLIFY)
+    return run(fn, (*(REROLL if unrolled else (keep_what_raises,)), *SIMPLIFY))
 
 
 def prepared(fn: Function, *, in_chunks: bool = False) -> Function:

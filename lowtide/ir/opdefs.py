@@ -163,20 +163,34 @@ def is_removable(op: Op, makers: Makers = _NO_MAKERS) -> bool:
     return not effects_of(op, makers) & _CHANGING
 
 
-def may_raise(op: Op) -> bool:
+def may_raise(op: Op, makers: Makers = _NO_MAKERS) -> bool:
     """Whether the op may raise, so that a user who ignores its result still counts on it. What is
     for some types only, may be given others where the run alone knows them."""
-    vague = any(t.is_dynamic(v.type) or isinstance(v.type, t.OptionalType) for v in op.operands)
+    types = [v.type for v in op.operands]
+    vague = any(t.is_dynamic(type_) or isinstance(type_, t.OptionalType) for type_ in types)
     is_asked = op.name in TABLE or op.name.startswith("torch.")
     if is_asked and vague and op.name not in _FOR_ALL_TYPES:
         return True
-    if op.name == "py.bool":
-        return t.may_be_tensor(op.operands[0].type)  # of one element
-    return op.name in _HASHING or Effects.RAISES in effects_of(op)
+    given = [constant(v, makers) for v in op.operands]
+    match op.name:
+        case "py.bool":
+            return t.may_be_tensor(types[0])  # of one element
+        case "dict.make":
+            return not all(map(t.is_immutable, types[::2]))
+        case "set.make":
+            return not all(map(t.is_immutable, types))
+        case "py.min" | "py.max" if len(types) > 1:
+            return not all(map(t.is_number, types))
+        case "py.floordiv" | "py.mod" if all(map(t.is_number, types)):
+            return given[1] in (..., 0)
+        case "list.slice" if all(type_ in (t.INT, t.NONE) for type_ in types[1:]):
+            return given[3] in (..., 0)
+        case _:
+            return op.name in _HASHING or Effects.RAISES in effects_of(op, makers)
 
 
 _FOR_ALL_TYPES = ("py.is", "py.is_not", "py.str", "py.repr")
-_HASHING = ("py.contains", "set.make", "set.of", "set.frozen", "dict.make", "dict.of")
+_HASHING = ("py.contains", "set.of", "set.frozen", "dict.of")
 
 
 def writes(op_name: str) -> bool:

@@ -13,11 +13,12 @@ A carried value that the body yields unchanged is replaced by its value before t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.ir.effects import Effects
 from lowtide.passes.ir_queries import Makers, makers_of
 
 _TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "return")
@@ -34,6 +35,62 @@ def eliminate_dead_code(fn: Function) -> Function:
         used = _used_values(result.block, lasting)
         if not _sweep(result.block, used, lasting):
             return result
+
+
+def keep_what_raises(fn: Function) -> Function:
+    """The function with a `use` of what nothing reads, but may raise; `eliminate_dead_code` leaves
+    that in its place. Of a chain of such ops the last one is marked. To be run on a program as it
+    was written: what other passes leave unread, they compute elsewhere."""
+    result = clone(fn)
+    makers = makers_of(result)
+    lasting = {op for op in result.walk() if _is_lasting(op, makers)}
+    places = set(_items_run_over(result, makers))
+    raising = {op for op in result.walk() if opdefs.may_raise(op, makers)} - lasting - places
+    while True:
+        used = _used_values(result.block, lasting)
+        unread = {
+            op for op in raising if op.results and not op.blocks and used.isdisjoint(op.results)
+        }
+        if not unread:
+            return result
+        needed = _used_values(result.block, lasting | raising)
+        last = {op for op in unread if needed.isdisjoint(op.results)}
+        _put_uses(result.block, last or unread)  # all of those that read each other in turns
+        lasting = {op for op in result.walk() if _is_lasting(op, makers)}
+
+
+def _items_run_over(fn: Function, makers: Makers) -> Iterator[Op]:
+    """What reads `xs[i]`, `i` being the step of a loop of at most `len(xs)`; no loop may make the
+    list shorter."""
+    for loop in fn.walk():
+        if loop.name != "loop" or opdefs.effects_of(loop, makers) & Effects.MUTATES:
+            continue
+        step, within = loop.blocks[0].args[0], set(_lists_measured(loop.operands[0], makers))
+        for op in walk(loop.blocks[0]):
+            if op.name == "list.get" and op.operands[1] is step and op.operands[0] in within:
+                yield op
+
+
+def _lists_measured(length: Value, makers: Makers) -> Iterator[Value]:
+    """`xs` and `ys`, of `min(len(xs), len(ys))`."""
+    maker = makers.get(length)
+    if maker is not None and maker.name == "py.len":
+        yield maker.operands[0]
+    elif maker is not None and maker.name == "py.min":
+        for value in maker.operands:
+            yield from _lists_measured(value, makers)
+
+
+def _put_uses(block: Block, ops: Set[Op]) -> None:
+    """Puts a `use` behind each of these ops."""
+    kept: list[Op] = []
+    for op in block.ops:
+        for inner in op.blocks:
+            _put_uses(inner, ops)
+        kept.append(op)
+        if op in ops:
+            kept.append(Op(name="use", operands=op.results[:1], loc=op.loc))
+    block.ops = kept
 
 
 def _is_lasting(op: Op, makers: Makers) -> bool:

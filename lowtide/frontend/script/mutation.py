@@ -56,19 +56,6 @@ def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-@functools.lru_cache(maxsize=256)
-def read_names(function: ast.AST) -> frozenset[str]:
-    """The variables that are read anywhere in a function, or in one inside it."""
-    found: set[str] = set()
-    for node in ast.walk(function):
-        match node:
-            case ast.Name(id, ast.Load()) | ast.AugAssign(target=ast.Name(id)):
-                found.add(id)
-            case _:
-                pass
-    return frozenset(found)
-
-
 def is_inplace(method: str) -> bool:
     """Whether a tensor's method changes it: `add_`, `zero_`; but not `__len__`."""
     return method.endswith("_") and not method.endswith("__")

@@ -16,20 +16,19 @@ import ast
 import builtins
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import RAISED, RETURN_VALUE, RETURNED, Context, Step, statement
 from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
-from lowtide.frontend.script.mutation import after, is_read_first, read_names
 from lowtide.frontend.script.narrowing import narrow
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.operators import BINARY, augmented, right_side, truth
 from lowtide.frontend.script.targets import assign, augmented_attribute, augmented_item, delete
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.ir import opdefs, python_objects
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
@@ -41,7 +40,6 @@ def compile_assign(c: Context, node: ast.Assign, rest: Sequence[Step]) -> None:
     value = c.expr(node.value)
     for target in node.targets:
         assign(c, target, value)
-    _use(c, value, node, node.targets)
 
 
 @statement(ast.AnnAssign)
@@ -52,7 +50,6 @@ def compile_annotated(c: Context, node: ast.AnnAssign, rest: Sequence[Step]) -> 
     value = c.expr(node.value)
     declared = type_from_annotation(ast.unparse(node.annotation), c.frame.names)
     assign(c, node.target, as_declared(c, value, declared))
-    _use(c, value, node, [node.target])
 
 
 def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
@@ -117,47 +114,7 @@ def compile_augmented(c: Context, node: ast.AugAssign, rest: Sequence[Step]) -> 
 def compile_expression(c: Context, node: ast.Expr, rest: Sequence[Step]) -> None:
     """An expression for its effect; a docstring is nothing."""
     if not isinstance(node.value, ast.Constant):
-        _use(c, c.expr(node.value), node, [])
-
-
-def _use(c: Context, value: Node, node: ast.stmt, targets: Sequence[ast.expr]) -> None:
-    """Keeps of what leads to a value that is never read the ops that may raise."""
-    function = c.frame.source.node
-    parts = [part for target in targets for part in _parts(target)]
-    if any(not isinstance(part, ast.Name) or _is_read(part.id, node, function) for part in parts):
-        return
-    bound = [c.frame.vars.get(part.id) for part in parts if isinstance(part, ast.Name)]
-    waiting = [v for v in (value, *bound) if isinstance(v, Value)]
-    seen: set[Value] = set()
-    while waiting:
-        made = waiting.pop()
-        maker = c.builder.makers.get(made)
-        if made in seen or maker is None or not opdefs.is_removable(maker, c.builder.makers):
-            continue
-        seen.add(made)
-        if opdefs.may_raise(maker):
-            c.builder.emit("use", [made])
-        else:
-            waiting += maker.operands
-
-
-def _is_read(name: str, node: ast.stmt, function: ast.AST) -> bool:
-    """Whether a name that a statement assigns is read before it is assigned anew."""
-    if name not in read_names(function):
-        return False
-    following = after(node, function)
-    return not following or is_read_first(name, following)
-
-
-def _parts(target: ast.expr) -> Iterator[ast.expr]:
-    """The names, items and attributes that are assigned."""
-    match target:
-        case ast.Tuple(elts) | ast.List(elts):
-            yield from (part for elt in elts for part in _parts(elt))
-        case ast.Starred(value):
-            yield from _parts(value)
-        case _:
-            yield target
+        c.expr(node.value)
 
 
 @statement(ast.Pass)

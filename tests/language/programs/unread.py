@@ -182,3 +182,57 @@ def hashed(xs: List[object]) -> int:
 def looked_for(n: int, text: str) -> int:
     n in text
     return 1
+
+
+@program(calls=lambda: [([4, 3],), ([],)], raises=ValueError, torchscript=False)
+def overwritten(xs: List[int]) -> int:
+    n = min(xs)
+    n = 5
+    return n
+
+
+@program(calls=lambda: [([4, 3],), ([],)], raises=ValueError, torchscript=False)
+def overwritten_at_once(xs: List[int]) -> int:
+    n, n = min(xs), 3
+    return n
+
+
+@program(
+    calls=lambda: [(_x(), torch.ones(4)), (_x(), torch.ones(5))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def beside_one_that_is_read(x: Tensor, y: Tensor) -> Tensor:
+    z = x * 2
+    a, z = x + y, x
+    a = z
+    return a
+
+
+@program(calls=lambda: [([4, 3],), ([],)], raises=ValueError, torchscript=False)
+def decided_without_it(xs: List[int]) -> int:
+    n = min(xs)
+    n = 5 if n is None else 6
+    return n
+
+
+@program(calls=lambda: [([4, 3],), ([],)], raises=ValueError, torchscript=False)
+def another_item(xs: List[int]) -> int:
+    return (min(xs), 4)[1]
+
+
+@program(
+    calls=lambda: [(_x(), torch.ones(4)), (_x(), torch.ones(5))],
+    raises=RuntimeError,
+    torchscript=False,
+)
+def counted(x: Tensor, y: Tensor) -> int:
+    return len([x + y, x])
+
+
+@program(calls=lambda: [([4, 1], 1), ([4, 1], 5)], raises=IndexError, torchscript=False)
+def each_reads_the_last(xs: List[int], turns: int) -> int:
+    k = 0
+    for _ in range(turns):
+        k = xs[k + 1] + k
+    return turns
