@@ -57,7 +57,7 @@ from lowtide.texpr.normalise import normalise
 from lowtide.texpr.partition import partition as parts
 from lowtide.texpr.terms import products_apart
 from lowtide.tile.arrange import Arrangement
-from lowtide.tile.blocks import BlockArrangement
+from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.group import Fusion, group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.plan import plan

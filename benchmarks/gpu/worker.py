@@ -35,7 +35,7 @@ POISONED = 70  # the exit status after a fault of CUDA
 
 def hello(emit: Emit) -> None:
     """What a report must say of the machine; what cannot be found out is left empty."""
-    from lowtide.runtime import blocks
+    from lowtide.runtime import block_kernels
     from lowtide.tools.machine import this_machine
 
     emit(
@@ -43,7 +43,7 @@ def hello(emit: Emit) -> None:
             "kind": "hello",
             "machine": _tried(lambda: this_machine("cuda").to_dict()),
             "driver": _tried(_driver),
-            "triton": _tried(lambda: "" if blocks.missing() else blocks.version()),
+            "triton": _tried(lambda: "" if block_kernels.missing() else block_kernels.version()),
             "capability": _tried(lambda: list(torch.cuda.get_device_capability())),
             "gpu_memory_bytes": _tried(lambda: torch.cuda.get_device_properties().total_memory),
             "caches": _tried(_caches),

@@ -33,7 +33,7 @@ from lowtide.diagnostics import debug
 from lowtide.errors import CompileError
 from lowtide.execute.options import Options, options_of
 from lowtide.frontend.trace.captures import CONSTANTS, Constants
-from lowtide.frontend.trace.nests import NotANest
+from lowtide.frontend.trace.nested_values import NotANest
 from lowtide.frontend.trace.trace import Call, Recording, record
 
 

@@ -23,7 +23,7 @@ import torch
 
 from lowtide.api.traced import TracedFunction
 from lowtide.frontend.trace.captures import Constants
-from lowtide.frontend.trace.nests import take_apart
+from lowtide.frontend.trace.nested_values import take_apart
 from lowtide.frontend.trace.places import here, warn
 from lowtide.frontend.trace.trace import Call, Recording, record
 from lowtide.ir.core import Function, print_function

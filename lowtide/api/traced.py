@@ -24,7 +24,7 @@ from lowtide.budget.dry_run import Walk
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import CompileError
 from lowtide.frontend.trace.nested_arguments import with_nests
-from lowtide.frontend.trace.nests import LEAF
+from lowtide.frontend.trace.nested_values import LEAF
 from lowtide.frontend.trace.trace import Form
 from lowtide.ir.core import Function
 from lowtide.ir.types import Type

@@ -32,7 +32,7 @@ from lowtide.codegen.machines import Kind
 from lowtide.errors import BackendError
 from lowtide.memory.plan import Event, MemoryPlan
 from lowtide.runtime import facts
-from lowtide.runtime.blocks import KernelFault
+from lowtide.runtime.block_kernels import KernelFault
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
 

@@ -22,8 +22,8 @@ import torch
 
 from lowtide.ir import recomputed
 from lowtide.torch_private import torch_jit
-from lowtide.torch_private.names import FAST_PATHS
-from lowtide.torch_private.names import NN as NN_PATH
+from lowtide.torch_private.private_names import FAST_PATHS
+from lowtide.torch_private.private_names import NN as NN_PATH
 
 
 def names_in(text: str) -> frozenset[str]:

@@ -31,7 +31,7 @@ from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.runtime import ownership
-from lowtide.runtime.blocks import KernelFault
+from lowtide.runtime.block_kernels import KernelFault
 from lowtide.specialise.abstract import Abs, Map, Place, Seq
 from lowtide.specialise.specialise import Trace
 from lowtide.texpr.autodiff import given_name

@@ -41,7 +41,7 @@ from lowtide.ir.recomputed import Recomputed
 from lowtide.memory import watching
 from lowtide.memory.available import is_out_of_memory
 from lowtide.runtime import arena
-from lowtide.runtime.blocks import KernelFault
+from lowtide.runtime.block_kernels import KernelFault
 from lowtide.specialise.signature import CPU, Ineligible
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.modes import function_modes_on

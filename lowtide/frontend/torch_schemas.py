@@ -27,7 +27,7 @@ from lowtide.ir.interpret import callable_of
 from lowtide.ir.signature import accepts, result_type
 from lowtide.ir.types import Type
 from lowtide.torch_private import torch_jit
-from lowtide.torch_private.names import TRACING_STATE
+from lowtide.torch_private.private_names import TRACING_STATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
-from lowtide.torch_private.names import WEIGHT_NORM
+from lowtide.torch_private.private_names import WEIGHT_NORM
 
 # order → (reduction, of the absolute value, of the total); other orders are powers.
 _ORDERS: Final[dict[float, tuple[str, Callable[[Term], Term], Callable[[Term], Term]]]] = {

@@ -1,6 +1,7 @@
 """Compiles kernels of blocks by Triton for a form of their arguments, and launches them.
 
-In:  a function of a module (`runtime/blocks`), its arguments. Out: `CompiledKernel`s; cubins.
+In:  a function of a module (`runtime/block_kernels`), its arguments.
+Out: `CompiledKernel`s; cubins.
 
 Triton's own launch inspects every argument, and compiles anew for a size of 1 or a multiple of 16.
 Here a `Form` has only what matters for the code, so that few kernels are compiled. They are cached
@@ -17,7 +18,14 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.runtime.blocks import RECORDING, BlockKernel, Form, KernelFault, Taken, constants
+from lowtide.runtime.block_kernels import (
+    RECORDING,
+    BlockKernel,
+    Form,
+    KernelFault,
+    Taken,
+    constants,
+)
 
 ALIGNED = 16  # bytes that a thread reads at once; of a size, elements of any dtype
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may have

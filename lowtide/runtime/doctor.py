@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, requires
 
 from lowtide import config
 from lowtide.errors import LowtideError
-from lowtide.runtime import abi, blocks, cache, folder, launch, toolchain
+from lowtide.runtime import abi, block_kernels, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -217,15 +217,15 @@ def _gpu() -> Check:
     if not torch.cuda.is_available():
         return _no_gpu()
     name = torch.cuda.get_device_name()
-    if blocks.missing():
-        fault, _, remedy = blocks.missing().rpartition(": ")
+    if block_kernels.missing():
+        fault, _, remedy = block_kernels.missing().rpartition(": ")
         return Check(
             name="GPU",
             ok=False,
             detail=f"{name}, without Triton: PyTorch runs what is called with its tensors\n{fault}",
             remedy=f"`{remedy}`",
         )
-    detail = f"{name}, Triton {blocks.version()}"
+    detail = f"{name}, Triton {block_kernels.version()}"
     fault = blocks_fault("cuda")
     if not fault:
         return Check(name="GPU", ok=True, detail=detail)
@@ -233,7 +233,7 @@ def _gpu() -> Check:
         name="GPU",
         ok=False,
         detail=f"{detail}: PyTorch runs what is called with its tensors\n{fault}",
-        remedy=blocks.remedy(fault)
+        remedy=block_kernels.remedy(fault)
         or f"update NVIDIA's driver, or `pip install '{_triton_of_torch()}'`",
     )
 
@@ -244,14 +244,16 @@ def blocks_fault(device: str) -> str:
 
     from lowtide.runtime.cubins import CompiledKernel
 
-    taken = blocks.Taken(pointers=("*i32",), dividing=(), numbers=0, warps=1, stages=1, widths=0)
+    taken = block_kernels.Taken(
+        pointers=("*i32",), dividing=(), numbers=0, warps=1, stages=1, widths=0
+    )
     try:
         out = torch.zeros(16, dtype=torch.int32, device=device)
         with warnings.catch_warnings(action="ignore"):
-            function = blocks.load(_BLOCKS, interpreted=False)["lowtide_doctor"]
+            function = block_kernels.load(_BLOCKS, interpreted=False)["lowtide_doctor"]
             CompiledKernel(function, taken)(1, len(out), out)
         found = [int(x) for x in out]
-    except (blocks.KernelFault, ImportError, RuntimeError) as fault:
+    except (block_kernels.KernelFault, ImportError, RuntimeError) as fault:
         return str(fault).partition("\n")[0]
     return "" if found == [3 * k for k in range(16)] else "a test kernel gave wrong values"
 

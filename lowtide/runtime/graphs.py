@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from lowtide.runtime.blocks import RECORDING
+from lowtide.runtime.block_kernels import RECORDING
 
 FEWEST, MOST = 8, 1 << 13  # launches that are worth a graph, and those in all graphs
 REMEMBERED = 64  # keys

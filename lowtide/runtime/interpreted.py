@@ -1,6 +1,6 @@
 """Kernels of blocks in Triton's interpreter, on tensors of the CPU.
 
-In:  functions of a module (`runtime/blocks`). Out: `InterpretedKernel`s.
+In:  functions of a module (`runtime/block_kernels`). Out: `InterpretedKernel`s.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lowtide.runtime.blocks import BlockKernel, Form, constants
+from lowtide.runtime.block_kernels import BlockKernel, Form, constants
 
 _INTEGERS = {"i1": "int1", "u8": "uint8", "i32": "int32", "i64": "int64"}  # elsewhere it says fp32
 

@@ -1,6 +1,6 @@
 """What Triton's interpreter lacks: PyTorch's functions stand in for libdevice.
 
-In:  nothing. Out: names that the scope of a module of blocks gets (`runtime/blocks`).
+In:  nothing. Out: names that the scope of a module of blocks gets (`runtime/block_kernels`).
 """
 
 from __future__ import annotations

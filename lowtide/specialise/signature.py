@@ -25,7 +25,7 @@ import torch
 from lowtide import config
 from lowtide.ir import dtypes
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.specialise.abstract import OPAQUE, Abs, Map, Place, Seq, constant
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
@@ -196,10 +196,10 @@ class Binding:
         if dtype is None:
             raise Ineligible(f"a tensor of {t.dtype}")
         device = self._meta_device if t.is_meta else t.device
-        if device.type == "cuda" and blocks.missing():
+        if device.type == "cuda" and block_kernels.missing():
             if not t.is_meta:  # it is a call
-                blocks.tell_missing()
-            raise Ineligible(blocks.missing())
+                block_kernels.tell_missing()
+            raise Ineligible(block_kernels.missing())
         if self._device not in (None, device):
             raise Ineligible("tensors on several devices")
         self._device = device

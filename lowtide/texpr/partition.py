@@ -27,7 +27,6 @@ from typing import Final
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.blocks import Block, as_block
 from lowtide.texpr.expr import (
     Apply,
     Cast,
@@ -42,6 +41,7 @@ from lowtide.texpr.expr import (
     Select,
 )
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms
+from lowtide.texpr.joined_parts import Block, as_block
 from lowtide.texpr.nested_recurrences import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.recompute import Pairs, is_cheap
 from lowtide.texpr.split_ranges import split_ranges

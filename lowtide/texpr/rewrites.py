@@ -17,7 +17,6 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import simplify
 from lowtide.texpr.along_memory import along_memory
 from lowtide.texpr.autodiff import gradients
-from lowtide.texpr.blocks import as_block
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.conditions import freed, in_lowest_terms, joined, one_choice, parts_of
 from lowtide.texpr.equal_gradients import with_equal_gradients
@@ -27,6 +26,7 @@ from lowtide.texpr.few_elements import few_elements
 from lowtide.texpr.formula import F
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.joined_parts import as_block
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.nested_recurrences import steps_of

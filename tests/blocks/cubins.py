@@ -18,7 +18,7 @@ import lowtide as lt
 from lowtide import config
 from lowtide.codegen.triton import kernels as triton_kernels
 from lowtide.codegen.triton.kernels import BlockKernels
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import SHARED_BYTES, Cubin
 from lowtide.tile.gpu import gpu_like
 from tests.blocks.programs import CASES, Case
@@ -60,7 +60,9 @@ def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
         found[self.source] = self
         return bound(self)
 
-    def unrun(self: blocks.BlockKernel, programs: int, reach: int, *given: Any, **_: int) -> None:
+    def unrun(
+        self: block_kernels.BlockKernel, programs: int, reach: int, *given: Any, **_: int
+    ) -> None:
         for x in given:
             if isinstance(x, torch.Tensor) and not x.is_floating_point():
                 x.fill_(1)  # indices in bounds, checks that hold
@@ -68,8 +70,8 @@ def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
     with pytest.MonkeyPatch.context() as patch, config.override(interpret_blocks=True):
         patch.setattr(BlockKernels, "bound", noted)
         patch.setattr(triton_kernels, "gpu", lambda _: gpu_like(capability))
-        patch.setattr(blocks.BlockKernel, "__call__", unrun)
-        patch.setattr(blocks.BlockKernel, "launch", lambda *_: None)
+        patch.setattr(block_kernels.BlockKernel, "__call__", unrun)
+        patch.setattr(block_kernels.BlockKernel, "launch", lambda *_: None)
         given = results(lt.script(case.fn)(*leaves(case)))
         if case.grad:
             backward(given)

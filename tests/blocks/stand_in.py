@@ -15,7 +15,7 @@ from triton.runtime.driver import driver
 
 from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.runtime import cubins
-from lowtide.runtime.blocks import load
+from lowtide.runtime.block_kernels import load
 from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.interpreted import interpret
 from lowtide.specialise.signature import Binding

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.runtime.blocks import BlockKernel, Form
+from lowtide.runtime.block_kernels import BlockKernel, Form
 from tests.blocks.stand_in import Gpu
 
 LONG = 2100  # several programs

@@ -12,10 +12,10 @@ from lowtide.codegen.machines import CUDA, Kind, kernels_of
 from lowtide.codegen.triton import kernels as triton_kernels
 from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.compiler import fused
-from lowtide.runtime.blocks import BlockKernel
+from lowtide.runtime.block_kernels import BlockKernel
 from lowtide.runtime.gpus import Properties
 from lowtide.texpr.build import Builder
-from lowtide.tile.blocks import BlockArrangement, Choice
+from lowtide.tile.block_arrangement import BlockArrangement, Choice
 from lowtide.tile.gpu import GPUS, USUAL, Gpu, gpu_like, gpu_of
 from lowtide.tile.predict import Part, Product, Shape, predict
 from tests.blocks.programs import CASES, kernel_sum, scaled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import SHARED_BYTES
 from tests.blocks.cubins import kernels_of
 from tests.blocks.programs import CASES
@@ -33,7 +33,7 @@ def test_products_in_tf32(name: str, capability: int, monkeypatch: pytest.Monkey
     kernels = [k for k in kernels_of(CASES[name], capability) if "lt_dot(" in k.text]
     assert kernels
     exact = kernels[0].compiled(capability)
-    monkeypatch.setattr(blocks, "precision", lambda: "tf32")
+    monkeypatch.setattr(block_kernels, "precision", lambda: "tf32")
     made = [kernel.compiled(capability) for kernel in kernels]
     assert made[0].code != exact.code
 

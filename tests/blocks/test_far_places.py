@@ -11,8 +11,8 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.kernel import reach
-from lowtide.runtime import blocks
-from lowtide.runtime.blocks import LARGE, BlockKernel, Form
+from lowtide.runtime import block_kernels
+from lowtide.runtime.block_kernels import LARGE, BlockKernel, Form
 from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, floordiv, mod
 from lowtide.texpr.sizes import evaluate
 from tests.blocks.programs import CASES
@@ -71,7 +71,7 @@ def test_values_counted_in_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -
         forms.add(form.wide)
         real(self, programs, form, handed)
 
-    monkeypatch.setattr(blocks, "LARGE", 0)
+    monkeypatch.setattr(block_kernels, "LARGE", 0)
     monkeypatch.setattr(BlockKernel, "launch", launch)
     case = CASES[name]
     given, same = leaves(case), leaves(case)

@@ -20,7 +20,7 @@ from lowtide.codegen.triton.driver import BlockDialect
 from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.errors import BackendError
 from lowtide.execute.driver import NO_MEMORY
-from lowtide.runtime import blocks, cubins, doctor
+from lowtide.runtime import block_kernels, cubins, doctor
 from lowtide.specialise.signature import Binding, Ineligible
 from tests.blocks.stand_in import Gpu
 
@@ -160,7 +160,7 @@ def test_more_programs_than_a_grid_has(made: list[BlockKernels]) -> None:
     form = kernel.form(x.device, True, [], ())
     with (
         pytest.warns(RuntimeWarning, match=r"2147483648 programs.*PyTorch runs it instead"),
-        pytest.raises(blocks.KernelFault),
+        pytest.raises(block_kernels.KernelFault),
     ):
         kernel.launch(1 << 31, form, [])
     assert not kernel.faults
@@ -187,23 +187,23 @@ def test_no_room_for_code_is_not_for_ever(made: list[BlockKernels]) -> None:
 def triton_again() -> Iterator[None]:
     """What a test has found out of Triton is forgotten afterwards."""
     yield
-    for found in (blocks.missing, blocks.tell_missing, blocks._loaded):
+    for found in (block_kernels.missing, block_kernels.tell_missing, block_kernels._loaded):
         found.cache_clear()
-    blocks._refused.clear()
+    block_kernels._refused.clear()
 
 
 @pytest.mark.usefixtures("triton_again")
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    blocks.missing.cache_clear()
+    block_kernels.missing.cache_clear()
     with pytest.raises(BackendError, match="pip install triton"):
-        blocks.load("", interpreted=True)
+        block_kernels.load("", interpreted=True)
 
     class OnGpu(torch.Tensor):
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     x = torch.zeros(40).as_subclass(OnGpu)
-    blocks.tell_missing.cache_clear()
+    block_kernels.tell_missing.cache_clear()
     with (
         pytest.raises(Ineligible, match="need Triton: pip install triton"),
         pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs what is called"),
@@ -223,17 +223,17 @@ def test_a_triton_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text("raise OSError('libcuda.so.1: not found')")
     monkeypatch.syspath_prepend(tmp_path)
-    blocks.missing.cache_clear()
+    block_kernels.missing.cache_clear()
     remedy = r"cannot be imported \(OSError: libcuda.so.1: not found\): pip install"
     with pytest.raises(BackendError, match=remedy):
-        blocks.load("", interpreted=True)
+        block_kernels.load("", interpreted=True)
 
 
 @pytest.mark.usefixtures("triton_again")
 def test_a_triton_of_another_time_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     import triton.language as tl
 
-    blocks._loaded.cache_clear()
+    block_kernels._loaded.cache_clear()
     monkeypatch.delattr(tl, "range")
     compiled = lt.script(f)
     x, y = torch.randn(40, requires_grad=True), torch.randn(50)

@@ -12,7 +12,7 @@ from benchmarks.gpu.child import Measured
 from benchmarks.gpu.jobs import FORWARD, TRAINING, Job
 from benchmarks.gpu.measure import LOWTIDE, Run, tensors
 from benchmarks.gpu.programs import GPU_PROGRAMS, PRECISIONS, GpuProgram
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from tests.blocks.cubins import kernels_of
 from tests.blocks.programs import Case
 
@@ -52,7 +52,7 @@ def test_kernels_at_full_size(name: str, precision: str, monkeypatch: pytest.Mon
     """Planned for the benchmark's sizes, they compile for an H200, within its shared memory."""
     program = GPU_PROGRAMS[name]
     if precision == "tf32":
-        monkeypatch.setattr(blocks, "precision", lambda: "tf32")
+        monkeypatch.setattr(block_kernels, "precision", lambda: "tf32")
     monkeypatch.setattr("tests.blocks.cubins.backward", _backward)
     monkeypatch.setattr("tests.blocks.cubins.results", tensors)
     case = Case(

@@ -14,9 +14,8 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton import steps
 from lowtide.codegen.triton.driver import BlockDialect
-from lowtide.runtime import graphs
+from lowtide.runtime import block_kernels, graphs
 from lowtide.runtime.graphs import GRAPHS, Graphs
-from lowtide.tile import blocks
 from tests.blocks.stand_in import Gpu, Graph, Launched
 
 STEPS, ROWS, WIDTH = 8, 40, 36  # several programs
@@ -53,7 +52,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
         return found.empty(shape, dtype)
 
     monkeypatch.setattr(BlockDialect, "scope", lambda *x: {**real(*x), "empty": empty})
-    monkeypatch.setattr(blocks, "LAUNCH_NS", 0)  # else one program would go through all steps
+    # else one program would go through all steps
+    monkeypatch.setattr(block_kernels, "LAUNCH_NS", 0)
     GRAPHS.clear()
     yield found
     GRAPHS.clear()

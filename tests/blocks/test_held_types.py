@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lowtide.codegen.triton import pointwise as pw
-from lowtide.codegen.triton.blocks import Dims
+from lowtide.codegen.triton.block_axes import Dims
 from lowtide.codegen.triton.body import Body
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import CompiledKernel, compile_form
 from lowtide.texpr.expr import Expr
 from tests.blocks.cubins import Kernel, kernels_of
@@ -72,7 +72,7 @@ def read(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CUDABackend, "make_ttir", staticmethod(stop))
     taken = kernel.executable.taken()[kernel.name]
-    function = blocks.load(kernel.executable.source, interpreted=False)[kernel.name]
+    function = block_kernels.load(kernel.executable.source, interpreted=False)[kernel.name]
     made = CompiledKernel(function, taken)
     given = [1] * len(taken.types(wide=False))
     form = made.form(torch.device("cuda"), False, given, (16,) * taken.widths)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.module import PRELUDE
-from lowtide.runtime import blocks, cubins
+from lowtide.runtime import block_kernels, cubins
 
 INF, NAN = math.inf, math.nan
 ENDS = {
@@ -92,8 +92,10 @@ def ptx(expression: str, count: int, kind: str = "fp32") -> str:
     ]
     source = PRELUDE + "\n\n@jit\n" + "\n".join(lines) + "\n"
     pointers = tuple(f"*{kind}" for _ in (*names, "o"))
-    taken = blocks.Taken(pointers=pointers, dividing=(), numbers=0, warps=4, stages=1, widths=0)
-    function = blocks.load(source, interpreted=False)["k"]
+    taken = block_kernels.Taken(
+        pointers=pointers, dividing=(), numbers=0, warps=4, stages=1, widths=0
+    )
+    function = block_kernels.load(source, interpreted=False)["k"]
     form = cubins.CompiledKernel(function, taken).form(
         torch.device("cuda"), False, [cubins.ALIGNED] * len(pointers), ()
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.codegen.triton.kernels import BlockKernels
-from lowtide.runtime.blocks import BlockKernel, Form
+from lowtide.runtime.block_kernels import BlockKernel, Form
 
 MOST_POINTS = 1 << 14  # of a block that a program holds
 LEAST_PROGRAMS = 30  # of kernels that sweep over much

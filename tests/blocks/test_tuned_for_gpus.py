@@ -16,7 +16,7 @@ from lowtide import config
 from lowtide.codegen import machines, tuned
 from lowtide.codegen.executable import Executable
 from lowtide.codegen.triton.kernels import BlockKernels
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.tile.target import BLOCK_TILINGS
 from tests.blocks.stand_in import Gpu
 
@@ -66,7 +66,7 @@ def test_each_device_is_measured_once(
     gpu: Gpu, measured: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, count in (("Some GPU", 1), ("Some GPU", 1), ("Another GPU", 2), ("Some GPU", 2)):
-        monkeypatch.setattr(blocks, "identity", lambda _, name=name: f"{name} triton")
+        monkeypatch.setattr(block_kernels, "identity", lambda _, name=name: f"{name} triton")
         how = check(lt.script(kernel_sum, tune=True))
         assert f'tiling "{TAKEN}", by measurement' in how
         assert len(measured) == count
@@ -76,11 +76,11 @@ def test_what_a_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices of one name are one kind, whatever their index."""
     names = {0: "Some GPU", 1: "Another GPU", 2: "Some GPU"}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
-    found = [blocks.identity(torch.device("cuda", k)) for k in names]
+    found = [block_kernels.identity(torch.device("cuda", k)) for k in names]
     assert found[0] == found[2] != found[1]
     assert triton.__version__ in found[0]
     monkeypatch.setattr(triton, "__version__", "0.0")
-    assert blocks.identity(torch.device("cuda", 0)) != found[0]
+    assert block_kernels.identity(torch.device("cuda", 0)) != found[0]
 
 
 def test_within_a_users_graph_nothing_is_measured(gpu: Gpu, measured: list[list[str]]) -> None:
@@ -114,7 +114,7 @@ def test_what_finds_no_room_is_not_taken(
 
     real = Executable.__call__
     monkeypatch.setattr(Executable, "__call__", full)
-    monkeypatch.setattr(blocks, "identity", lambda _: "Some GPU triton")
+    monkeypatch.setattr(block_kernels, "identity", lambda _: "Some GPU triton")
     compiled, room = lt.script(kernel_sum, tune=True), "none"
     with pytest.raises(torch.OutOfMemoryError):
         compiled(*given())

@@ -128,7 +128,7 @@ def test_a_first_maximum_of_equals(device: torch.device) -> None:
 
 SETTINGS = """
 import torch
-from lowtide.runtime.blocks import precision
+from lowtide.runtime.block_kernels import precision
 print(precision())
 torch.backends.cuda.matmul.allow_tf32 = True; print(precision())
 torch.set_float32_matmul_precision("highest"); print(precision())

@@ -276,7 +276,7 @@ def _interpret_kernels() -> None:
     import linecache
 
     from lowtide.runtime import cubins
-    from lowtide.runtime.blocks import constants, load
+    from lowtide.runtime.block_kernels import constants, load
     from lowtide.runtime.interpreted import interpret
 
     launch = cubins.CompiledKernel._launch

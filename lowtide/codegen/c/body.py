@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from lowtide.codegen.c import pointwise as pw
-from lowtide.codegen.c.indexing import c_index
-from lowtide.codegen.c.names import Names, buffer_place, number
+from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import Names, buffer_place, number
 from lowtide.ir.dtypes import DType, boolean
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select

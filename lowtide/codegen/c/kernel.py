@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lowtide.codegen.c import pointwise as pw
-from lowtide.codegen.c.indexing import c_index
-from lowtide.codegen.c.names import Names, buffer_place, number
+from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import Names, buffer_place, number
 from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.reduce import ARG
 from lowtide.codegen.c.transpose import transposed_lines
 from lowtide.codegen.host.program import BEGUN
-from lowtide.codegen.indexing import size_names
+from lowtide.codegen.index_text import size_names
 from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity

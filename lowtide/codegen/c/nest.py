@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.body import Body, Variant
-from lowtide.codegen.c.names import Names
+from lowtide.codegen.c.c_names import Names
 from lowtide.codegen.c.reduce import accumulate
 from lowtide.tile.ir import Accumulate, Nest
 

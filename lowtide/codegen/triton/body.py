@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide.codegen.indexing import index_text
+from lowtide.codegen.index_text import index_text
 from lowtide.codegen.triton import pointwise as pw
-from lowtide.codegen.triton.blocks import Blocks, Dims
+from lowtide.codegen.triton.block_axes import Blocks, Dims
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select

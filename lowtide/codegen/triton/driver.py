@@ -15,7 +15,7 @@ from lowtide.codegen.host.program import HostProgram, Launch, Over, Place, Take
 from lowtide.codegen.host.python import Dialect, name_of, python_tuple
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.codegen.triton.steps import run_blocks
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.runtime.graphs import GRAPHS
 from lowtide.runtime.steps import Steps
 from lowtide.texpr.index import Index
@@ -82,7 +82,7 @@ class BlockDialect(Dialect):
 
         return {
             "empty": torch.empty,
-            "power": blocks.power,
+            "power": block_kernels.power,
             "home": self.home,
             "run_steps": run_steps,
         }

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from lowtide.codegen.indexing import index_text, size_names
+from lowtide.codegen.index_text import index_text, size_names
 from lowtide.codegen.reads import indices_of, nodes_of, numbers_of, tensors_of
-from lowtide.codegen.triton.blocks import Blocks
+from lowtide.codegen.triton.block_axes import Blocks
 from lowtide.codegen.triton.body import Body, Wide, fold_lines, product_of
 from lowtide.codegen.triton.pointwise import literal, type_of
 from lowtide.ir.dtypes import DType

@@ -13,18 +13,18 @@ from torch import Tensor
 from lowtide import compiler
 from lowtide.codegen.gpus import gpu
 from lowtide.codegen.host.python import name_of
-from lowtide.codegen.indexing import size_names
+from lowtide.codegen.index_text import size_names
 from lowtide.codegen.kernels import Kernels
 from lowtide.codegen.triton.driver import BlockDialect
 from lowtide.codegen.triton.kernel import BlockText, block_text
 from lowtide.codegen.triton.looped import COUNTS, Looped, looped_text
 from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import BlockLaunch
-from lowtide.runtime import blocks
+from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
 from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.texpr.index import Index
-from lowtide.tile.blocks import BlockArrangement
+from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.summation import computed_again
@@ -63,7 +63,7 @@ class BlockKernels(Kernels):
         self.looped = self._looped()
         looped = [self.looped.text] if self.looped else []
         self._source = module_text([*(t.text for t in self.texts), *looped])
-        self._kernels: dict[str, blocks.BlockKernel] = {}
+        self._kernels: dict[str, block_kernels.BlockKernel] = {}
 
     @property
     def device(self) -> torch.device:
@@ -109,7 +109,7 @@ class BlockKernels(Kernels):
 
     def identity(self, tensors: Sequence[Tensor]) -> str:
         """See the base class."""
-        return blocks.identity(tensors[0].device if tensors else None)
+        return block_kernels.identity(tensors[0].device if tensors else None)
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
@@ -129,11 +129,11 @@ class BlockKernels(Kernels):
         """See the base class."""
         return sum(a.time_ns(sizes) for a in self.arrangements)
 
-    def bound(self) -> dict[str, blocks.BlockKernel]:
+    def bound(self) -> dict[str, block_kernels.BlockKernel]:
         """See the base class."""
         with self._lock:
             if not self._kernels:
-                functions = blocks.load(self.source, self.interpreted)
+                functions = block_kernels.load(self.source, self.interpreted)
                 kind = InterpretedKernel if self.interpreted else CompiledKernel
                 self._kernels = {n: kind(functions[n], x) for n, x in self.taken().items()}
         return self._kernels
@@ -159,7 +159,7 @@ class BlockKernels(Kernels):
         moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
         return (*moves, *("i32" for _ in COUNTS))
 
-    def taken(self) -> dict[str, blocks.Taken]:
+    def taken(self) -> dict[str, block_kernels.Taken]:
         """What each function of the module takes: kernels, then that for all steps."""
         found = {t.name: self._taken(t) for t in self.texts}
         if self.looped is not None:
@@ -167,8 +167,8 @@ class BlockKernels(Kernels):
             found[self.looped.name] = dataclasses.replace(self._taken(self.texts[0]), more=more)
         return found
 
-    def _taken(self, text: BlockText) -> blocks.Taken:
-        return blocks.Taken(
+    def _taken(self, text: BlockText) -> block_kernels.Taken:
+        return block_kernels.Taken(
             pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
             dividing=tuple(n in text.dividing for n in text.sizes),
             numbers=len(text.numbers),
@@ -181,7 +181,7 @@ class BlockKernels(Kernels):
         """A function for GPUs of a capability, all that it takes being multiples of 16; on any
         machine. `wide`: counting in 64 bits."""
         taken = self.taken()[name]
-        kernel = CompiledKernel(blocks.load(self.source, interpreted=False)[name], taken)
+        kernel = CompiledKernel(block_kernels.load(self.source, interpreted=False)[name], taken)
         aligned = [ALIGNED] * len(taken.types(wide))
         widths = (_USUAL_WIDTH,) * taken.widths
         form = kernel.form(torch.device("cuda"), wide, aligned, widths)

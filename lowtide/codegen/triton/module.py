@@ -2,7 +2,7 @@
 
 In: texts of functions. Out: the source of a module, whose functions are Triton's where `jit` is.
 Triton's folds give int32 for shorter integers; here they keep the dtype, in which later ones wrap.
-`jit` and `lib` come from `runtime/blocks`: compiled for a GPU, or interpreted.
+`jit` and `lib` come from `runtime/block_kernels`: compiled for a GPU, or interpreted.
 """
 
 from __future__ import annotations

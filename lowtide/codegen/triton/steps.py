@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
-from lowtide.codegen.indexing import size_names
+from lowtide.codegen.index_text import size_names
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.codegen.triton.looped import Looped
-from lowtide.runtime.blocks import BlockKernel, Form, is_wide, power, precision
+from lowtide.runtime.block_kernels import BlockKernel, Form, is_wide, power, precision
 from lowtide.runtime.graphs import Graphs
 from lowtide.runtime.steps import Launch, Moving, Slot, Steps
 from lowtide.texpr.sizes import evaluate

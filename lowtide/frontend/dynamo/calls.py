@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.dynamo.names import number_op, source_of
+from lowtide.frontend.dynamo.target_names import number_op, source_of
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.torch_schemas import is_attribute
 from lowtide.frontend.trace.encode import Known, NotEncodable, encode, encode_items

@@ -37,7 +37,7 @@ from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.torch_private import names, torch_jit
+from lowtide.torch_private import private_names, torch_jit
 
 
 def _values(c: Context, call: Call) -> list[Value]:
@@ -211,7 +211,9 @@ def _complex(c: Context, call: Call) -> Node:
 def _assert(c: Context, call: Call) -> Node:
     """PyTorch's `assert` as a function: of a condition and a message."""
     if len(call.args) != 2 or call.keywords:
-        raise c.error(call.node, f"{names.ASSERT} takes a condition and a message", "`assert`")
+        raise c.error(
+            call.node, f"{private_names.ASSERT} takes a condition and a message", "`assert`"
+        )
     condition, message = _values(c, call)
     held = truth(c, call.node, condition)
     if c.constant(held) is not True:

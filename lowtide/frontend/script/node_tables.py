@@ -1,7 +1,7 @@
 """Tables of handlers for compile-time nodes: attributes, calls, items, elements.
 
 In: the type of a node. Out: the function that compiles it. The modules that make such nodes fill
-the tables; `expressions`, `calls`, `indexing`, `iteration` and `targets` look there first.
+the tables; `expressions`, `calls`, `subscripts`, `iteration` and `targets` look there first.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from lowtide.frontend.script import classes
 from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.indexing import index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ITEM_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
 from lowtide.frontend.script.outside import gives_it_again, may_change
 from lowtide.frontend.script.remedies import INDEXED, alike
 from lowtide.frontend.script.source import mark_of, unwrap
+from lowtide.frontend.script.subscripts import index_items, load
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value

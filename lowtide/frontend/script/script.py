@@ -25,7 +25,6 @@ from lowtide.frontend.script import (
     closures,
     comprehensions,
     expressions,
-    indexing,
     itertools_calls,
     left_to_python,
     local_calls,
@@ -36,6 +35,7 @@ from lowtide.frontend.script import (
     questions,
     slices,
     statements,
+    subscripts,
 )
 from lowtide.frontend.script.arguments import handed_on
 from lowtide.frontend.script.context import Context
@@ -69,7 +69,7 @@ __all__ = ["check_syntax", "script_function", "signature_types"]
 
 # Importing these fills the tables of `context`.
 LANGUAGE = (
-    *(calls, checkpoints, chosen, closures, comprehensions, expressions, indexing),
+    *(calls, checkpoints, chosen, closures, comprehensions, expressions, subscripts),
     *(itertools_calls, left_to_python, local_calls, loops, operators, questions, slices),
     *(statements, module_attributes, module_calls),  # `super()` is that of plain classes, too
 )

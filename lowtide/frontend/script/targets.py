@@ -21,10 +21,10 @@ from functools import reduce
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.flow import branch_on, some
-from lowtide.frontend.script.indexing import Items, index_items, load
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
 from lowtide.frontend.script.operators import augmented, right_side
+from lowtide.frontend.script.subscripts import Items, index_items, load
 from lowtide.frontend.script.torch_calls import attribute
 from lowtide.ir import types as t
 from lowtide.ir.core import Value

@@ -30,7 +30,7 @@ from lowtide.ir.named_results import class_of_result
 from lowtide.ir.signature import result_type
 from lowtide.ops import registry
 from lowtide.ops.binding import Bound, Default, Gather, Slot, bind
-from lowtide.torch_private.names import TENSOR_MODULE
+from lowtide.torch_private.private_names import TENSOR_MODULE
 
 _SHORT = (
     ("torch.nn.functional.", "F."),

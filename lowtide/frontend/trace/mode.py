@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from lowtide.cpython import frame_at
 from lowtide.frontend.script.mutation import is_inplace
 from lowtide.frontend.trace.encode import has_traced, plain
-from lowtide.frontend.trace.names import name_of
+from lowtide.frontend.trace.function_names import name_of
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.torch_private.autograd import set_grad_enabled

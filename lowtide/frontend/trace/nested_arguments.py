@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lowtide.frontend.trace.nests import Nest
+from lowtide.frontend.trace.nested_values import Nest
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, with_block
 

@@ -26,7 +26,7 @@ from lowtide.frontend.trace import active
 from lowtide.frontend.trace.captures import Captures, Constants
 from lowtide.frontend.trace.encode import NotEncodable, dict_make, encode
 from lowtide.frontend.trace.mode import TraceMode
-from lowtide.frontend.trace.nests import LEAF, Nest, NotANest, describe, take_apart
+from lowtide.frontend.trace.nested_values import LEAF, Nest, NotANest, describe, take_apart
 from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder

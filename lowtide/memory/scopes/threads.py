@@ -18,7 +18,7 @@ import threading
 from typing import Any
 
 from lowtide.cpython import count_of_threads
-from lowtide.torch_private.names import PIN_MEMORY_LOOP
+from lowtide.torch_private.private_names import PIN_MEMORY_LOOP
 
 # The class of a thread, or the function that it runs. Where these meet tensors at all, as the two
 # of DataLoader do, the tensors are their own or no more is asked of them than where they lie.

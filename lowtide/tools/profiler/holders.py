@@ -28,7 +28,7 @@ import torch
 from lowtide.cpython import frames_of_threads
 from lowtide.memory.scopes.disposed import is_gone
 from lowtide.tools.profiler.alive import Found, live_tensors, place_of
-from lowtide.tools.profiler.names import (
+from lowtide.tools.profiler.holder_words import (
     error_of,
     in_class,
     in_closure,

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.frontend.script.mutation import INPLACE_OPERATORS
-from lowtide.frontend.trace.names import name_of
+from lowtide.frontend.trace.function_names import name_of
 from lowtide.ir import opdefs
 
 _SYM: Final = {

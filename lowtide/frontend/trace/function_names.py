@@ -21,7 +21,7 @@ import torch
 
 from lowtide.frontend.torch_schemas import torch_paths
 from lowtide.ir.interpret import callable_of
-from lowtide.torch_private.names import FUNCTIONS
+from lowtide.torch_private.private_names import FUNCTIONS
 
 # Operators of tensors whose records stand under `operator`, operands swapped where reflected.
 _OPERATORS: Final = {

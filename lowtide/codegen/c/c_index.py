@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowtide.codegen.indexing import index_text
+from lowtide.codegen.index_text import index_text
 from lowtide.texpr.index import Axis, Gather, Index
 
 HELPERS = """\
