@@ -8,7 +8,9 @@ user's functions; Lowtide's own frames are left out, unless LOWTIDE_DEBUG is set
     File "model.py", line 21, in forward       where the op stands, and who called that function
         raise ValueError("empty")
 
-A frame is made by compiling a `raise` at that line of that file, as Jinja does.
+A frame is made by compiling a `raise` at that line of that file, as Jinja does. Such a frame knows
+those that called it here. So nothing here may keep the traceback in a local variable: as a cycle it
+would keep the call's tensors until the next garbage collection.
 """
 
 from __future__ import annotations
@@ -31,10 +33,13 @@ def through_user_lines(error: Error) -> Error:
         return error
     delattr(error, LOC)
     chain: TracebackType | None = None
-    while loc is not None and loc.line:
-        chain = _entry(loc, chain)
-        loc = loc.caller
-    return error.with_traceback(chain)
+    try:
+        while loc is not None and loc.line:
+            chain = _entry(loc, chain)
+            loc = loc.caller
+        return error.with_traceback(chain)
+    finally:
+        del error, chain
 
 
 def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:
@@ -44,8 +49,11 @@ def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:
     except _Marker as marker:
         made = marker.__traceback__
         last = made.tb_next if made is not None else None
-        if last is not None:
-            return TracebackType(below, last.tb_frame, last.tb_lasti, last.tb_lineno)
+        try:
+            if last is not None:
+                return TracebackType(below, last.tb_frame, last.tb_lasti, last.tb_lineno)
+        finally:
+            del made, last
     return below
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +103,25 @@ def test_tracebacks_go_through_the_users_own_lines() -> None:
             'raise ValueError("too big")',
         ]
         assert not any("driver.py" in f.filename for f in frames)
+
+
+def test_an_error_keeps_no_tensor() -> None:
+    """Not even until the next garbage collection."""
+    f = lt.script(raises)
+
+    def given() -> weakref.ref[torch.Tensor]:
+        x = torch.rand(40)
+        with pytest.raises(ValueError):
+            f(x)
+        return weakref.ref(x)
+
+    given()
+    gc.collect()
+    gc.disable()
+    try:
+        assert given()() is None
+    finally:
+        gc.enable()
 
 
 def test_good_after_bad() -> None:
