@@ -44,8 +44,9 @@ from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.execute.parametrized import unchanged
 from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
-from lowtide.frontend.script.module_state import Callees, Guard, follow, is_torch_class
+from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
 from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.programs import ties_of
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
 from lowtide.ir import types as t
@@ -185,7 +186,7 @@ class ScriptMethod(ScriptFunction):
         self.__qualname__ = f"{type(root).__qualname__}.{name}"
         self._source = source
         self._recorded_with = tree(root) if isinstance(source, Function) else {}
-        self.ties = _ties(root, source.captures) if isinstance(source, Function) else ()
+        self.ties = ties_of(root, source) if isinstance(source, Function) else ()
         self._frozen, self._preserved = frozen, preserved
         if isinstance(source, FunctionType):
             if not is_torch_class(type(root)):
@@ -385,7 +386,7 @@ class ScriptMethod(ScriptFunction):
             if not same:
                 told = f"`{attribute(guard.path)}` is no longer `{attribute(guard.other)}`"
                 problem = f"{told}, as it was when {self._name}() was recorded"
-                raise CompileError(problem, remedy="one parameter for both, or lt.trace again")
+                raise CompileError(problem, remedy="one tensor for both, or lt.trace again")
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:
         if isinstance(self._source, Function):
@@ -483,18 +484,6 @@ class MethodMaker:
     def make(self, root: torch.nn.Module) -> ScriptMethod:
         """The method of this module."""
         raise NotImplementedError
-
-
-def _ties(root: torch.nn.Module, captures: Sequence[str]) -> tuple[Guard, ...]:
-    """Which parameters, of those that a recorded program reads, have other names: one capture
-    stands for all of them."""
-    names: dict[int, dict[tuple[int, str], str]] = {}
-    for path, tensor in root.named_parameters(remove_duplicate=False):
-        owner, name = follow(root, path)  # a module that has two names itself is one
-        names.setdefault(id(tensor), {}).setdefault((id(owner), name), path)
-    tied = (tuple(found.values()) for found in names.values())
-    pairs = [(path, other) for path, *rest in tied for other in rest]
-    return tuple(Guard("same", *pair) for pair in pairs if pair[0] in captures)
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:

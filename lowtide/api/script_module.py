@@ -31,6 +31,7 @@ from lowtide.execute.captures import hooks_on_all
 from lowtide.execute.options import Options
 from lowtide.frontend.script import decorators
 from lowtide.frontend.script.module_state import is_torch_class, own_call, root_of
+from lowtide.frontend.script.programs import note_ties
 from lowtide.frontend.script.source import unwrap
 from lowtide.ir.core import Function
 
@@ -176,8 +177,9 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         own.update({k: root.__dict__[k] for k in _internals() if k in root.__dict__})
         own["_lowtide_root"] = root
         own["_lowtide_given"] = dict(methods or {})
-        if methods:
+        if methods and methods is not root.__dict__.get("_lowtide_programs"):
             root.__dict__["_lowtide_programs"] = dict(methods)
+            note_ties(root)
         own["_lowtide_options"] = {"frozen": frozen, "preserved": preserved}
         own["_lowtide_wraps"] = memo
         own["_version"] = getattr(root, "_version", 1)

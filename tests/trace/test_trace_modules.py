@@ -297,3 +297,46 @@ def test_tied_parameters_that_part(is_loaded: bool) -> None:
     traced.o.weight = nn.Parameter(R(5, 3))
     with pytest.raises(lt.CompileError, match=r"`self\.(e|o)\.weight"):
         traced(i)
+
+
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_tied_parameters_that_part_inside_a_scripted_module(is_called: bool) -> None:
+    i = torch.tensor([1, 2])
+    inner = lt.trace(Tied(), (i,))
+    compiled = lt.script(Around(inner))
+    if is_called:
+        compiled(i)
+    kept = compiled.inner.o.weight
+    compiled.inner.o.weight = nn.Parameter(R(5, 3))
+    for call in (lambda: compiled(i), lambda: lt.script(Around(inner))(i)):
+        with pytest.raises(lt.CompileError, match=r"`self\.inner\.(e|o)\.weight") as caught:
+            call()
+        assert "return self.inner(x)" in str(caught.value)
+    compiled.inner.o.weight = kept
+    assert torch.allclose(compiled(i), kept[i] @ kept.T)
+
+
+class TiedBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("shift", self.scale)
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+def test_tied_buffers_that_part() -> None:
+    traced = lt.trace(TiedBuffers(), (R(3),))
+    traced.shift = R(3)
+    with pytest.raises(lt.CompileError, match=r"`self\.(scale|shift)"):
+        traced(R(3))

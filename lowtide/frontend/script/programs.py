@@ -100,6 +100,27 @@ def saved_optional(module: torch.nn.Module, name: str) -> Type | None:
     return next((type_ for type_ in found if type_ is not None), None)
 
 
+def note_ties(root: torch.nn.Module) -> None:
+    """Keeps with a module that programs were recorded of which of its parameters and buffers have
+    other names: one capture stands for all of them."""
+    names: dict[int, dict[tuple[int, str], str]] = {}
+    buffers = root.named_buffers(remove_duplicate=False)
+    for path, tensor in (*root.named_parameters(remove_duplicate=False), *buffers):
+        owner, name = follow(root, path)  # a module that has two names itself is one
+        names.setdefault(id(tensor), {}).setdefault((id(owner), name), path)
+    tied = (tuple(found.values()) for found in names.values())
+    pairs = [Guard("same", path, other) for path, *rest in tied for other in rest]
+    vars(root)["_lowtide_ties"] = tuple(pairs)
+
+
+def ties_of(root: torch.nn.Module, function: Function) -> tuple[Guard, ...]:
+    """Those that a recorded program relies on."""
+    if "_lowtide_ties" not in vars(root):
+        note_ties(root)
+    noted = cast("tuple[Guard, ...]", vars(root)["_lowtide_ties"])
+    return tuple(guard for guard in noted if guard.path in function.captures)
+
+
 def call_module_program(
     c: Context, ref: ModuleRef, found: Function | SavedPrograms, call: Call
 ) -> Node:
@@ -107,6 +128,8 @@ def call_module_program(
     state = c.modules
     assert state is not None
     if isinstance(found, Function):
+        for tie in ties_of(ref.module, found):
+            _rely_on(c, state, ref, tie, call)
         return _inline(c, found, call, lambda path, type_: _own(c, state, ref, path, type_))
     given = _arguments(c, found, call)
     program = _chosen(c, found, call.node, given, ref.module)
@@ -123,6 +146,16 @@ def call_module_program(
         for parameter, path in zip(parameters, function.captures, strict=True)
     }
     return _grafted(c, function, given, call.node, captured)
+
+
+def _rely_on(c: Context, state: ModuleState, ref: ModuleRef, tie: Guard, call: Call) -> None:
+    names = _within(ref, tie.path), _within(ref, tie.other)
+    one, other = (getattr(*follow(ref.module, path), None) for path in (tie.path, tie.other))
+    if one is not other:
+        told = f"`self.{names[0]}` is no longer `self.{names[1]}`"
+        problem = f"{told}, as it was when the module was recorded"
+        raise c.error(call.node, problem, "one tensor for both, or lt.trace again")
+    state.guards[Guard("same", *names)] = None
 
 
 def _arguments(c: Context, saved: SavedPrograms, call: Call) -> list[Value]:
