@@ -4,9 +4,9 @@
     python -m lowtide.opt --from specialise --shape x=100x3,n=5 --to normalise program.txt
     python -m lowtide.opt --from normalise --rewrite softmax --size N=1000 < formulas.txt
 
-In: a Function as `print_function` writes it, a Program as `print_program` does, or a host program.
-From `fuse` on the Program is in normal form already. Exit status: 0 done, 2 what was given makes no
-sense.
+In: a Function as `print_function` writes it, a Program as `print_program` does, or a host program;
+or what this command printed of one stage. From `fuse` on the Program is in normal form already.
+Exit status: 0 done, 2 what was given makes no sense.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from lowtide.texpr.rewrites import REWRITES
 from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shape
 
 LIKELY: Final = 64  # a size of which nothing is said
+HEADING: Final = re.compile(r"\A\s*== .* ==\n")  # what this command prints above a text
 PASSES: Final[Mapping[str, Pass]] = {
     getattr(step, "__name__", ""): step
     for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.PREPARE)
@@ -154,6 +155,7 @@ def value_of(p: Value, given: Mapping[str, str], options: argparse.Namespace) ->
 
 def stages(text: str, options: argparse.Namespace) -> Shown:
     """Titles and texts; raises ArgumentFault and LowtideError."""
+    text = HEADING.sub("", text)
     known = compiler.STAGES
     begin = known.index(choice("stage", options.begin, known))
     end = known.index(choice("stage", options.end or known[-1], known))
@@ -186,7 +188,10 @@ def stages(text: str, options: argparse.Namespace) -> Shown:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m lowtide.opt", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m lowtide.opt", description=__doc__, formatter_class=raw
+    )
     add = parser.add_argument
     add("file", nargs="?", default="-", help="the text; - for what comes in")
     add("--from", dest="begin", default="ir", metavar="STAGE", help=" ".join(compiler.STAGES))
