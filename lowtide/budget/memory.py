@@ -21,6 +21,7 @@ from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
 from lowtide.memory.plan import Held
 
+_NUMBERS = re.compile(r"(?<!\w)\(([-+*/% \d]+)\)")  # a bracket without symbols
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
 
 
@@ -160,12 +161,17 @@ def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
 
 def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
     """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
-    text = re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula)
-    number = re.fullmatch(r"(\d+)\*\((\d+)\)", text)
-    if number:
-        return "", int(number[1]) * int(number[2])
+    text = _folded(re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula))
     factors = text.split("*")
     if not all(re.fullmatch(r"\w+", f) for f in factors):
         return f"({text})" if " " in text and not text.endswith(")") else text, 1
     names = [f for f in factors if not f.isdigit()]
     return "*".join(names), math.prod(int(f) for f in factors if f.isdigit())
+
+
+def _folded(text: str) -> str:
+    """The formula with each bracket of numbers alone as its value: `((64 + 15) // (16))` is 4."""
+    while (found := _NUMBERS.search(text)) is not None:
+        value = str(eval(found[1]))  # digits and operators only
+        text = f"{text[: found.start()]}{value}{text[found.end() :]}"
+    return text

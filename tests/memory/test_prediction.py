@@ -7,6 +7,7 @@ the rest are long tests.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -90,6 +91,14 @@ def test_the_formula_is_the_peak() -> None:
     sizes = {s: 700 if is_x else 900 for s, is_x in symbols.items()}
     assert eval(plan.formula, {}, sizes) == plan.peak_bytes
     assert {"x.shape[0]", "y.shape[0]"} == set(plan.sizes.values())
+
+
+def test_a_formula_has_no_arithmetic_on_numbers() -> None:
+    """The width 64 of the layers is no size of the input."""
+    layers = [torch.nn.Linear(36, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10)]
+    plan = lt.script(torch.nn.Sequential(*layers)).memory(torch.rand(5000, 36))
+    assert re.fullmatch(r"\d+\*s0 \+ \d+", plan.formula)
+    assert eval(plan.formula, {}, {"s0": 5000}) == plan.peak_bytes
 
 
 def test_the_peak_of_training_has_lines() -> None:
