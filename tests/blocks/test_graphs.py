@@ -14,8 +14,9 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton import steps
 from lowtide.codegen.triton.driver import BlockDialect
-from lowtide.runtime import block_kernels, graphs
+from lowtide.runtime import graphs
 from lowtide.runtime.graphs import GRAPHS, Graphs
+from lowtide.tile import block_arrangement
 from tests.blocks.stand_in import Gpu, Graph, Launched
 
 STEPS, ROWS, WIDTH = 8, 40, 36  # several programs
@@ -53,7 +54,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
 
     monkeypatch.setattr(BlockDialect, "scope", lambda *x: {**real(*x), "empty": empty})
     # else one program would go through all steps
-    monkeypatch.setattr(block_kernels, "LAUNCH_NS", 0)
+    monkeypatch.setattr(block_arrangement, "LAUNCH_NS", 0)
     GRAPHS.clear()
     yield found
     GRAPHS.clear()
