@@ -126,7 +126,9 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 def test_a_result_that_a_loop_begins_with() -> None:
     args = torch.randn(5, 4), torch.randn(4, 4), torch.randn(4)
     with faults.strict():
-        found = lt.script(from_last)(*args)
+        f: Any = lt.script(from_last)
+        found = f(*args)
+        assert f.memory(*args).peak_bytes >= sum(x.nbytes for x in found)
     torch.testing.assert_close(found, from_last(*args))
 
 
@@ -220,8 +222,7 @@ def test_sizes_that_a_program_computes_stand_as_numbers() -> None:
     assert peak(text, s0=1000) == (1024, "4*256")
 
 
-def test_what_outlives_its_stack_has_memory_of_its_own() -> None:
-    text = """\
+OUTLIVES = """\
 take h: f32[s0, 4] temporary
 size t = 0
 loop t from 0 by 1, s0 times:
@@ -229,8 +230,17 @@ loop t from 0 by 1, s0 times:
 view last: f32[4] = h[s0 - 1]
 own last: f32[4] output
 free h
-result last"""
-    assert peak(text, s0=10) == (160 + 16, "16*s0 + 16")
+take y: f32[s0, 4] output
+launch k1(last, y)
+result last, y"""
+
+
+def test_what_outlives_its_stack_has_memory_of_its_own() -> None:
+    assert peak(OUTLIVES, s0=10000) == (160000 + 16, "16*s0 + 16")
+
+
+def test_a_small_stack_stays_with_what_outlives_it() -> None:
+    assert peak(OUTLIVES, s0=10) == (160 + 160, "16*s0 + 16*s0")
 
 
 def test_a_copy_without_gaps_counts() -> None:

@@ -120,11 +120,11 @@ class _Builder:
     def __init__(
         self, program: Program, same: Mapping[str, str], made: Container[str] = ()
     ) -> None:
-        """`made`: what parts give under its own name, such as a copy that a loop begins with."""
+        """`made`: what parts give. Where that is the copy of a result that a loop begins with, the
+        result has the name."""
         self.program = program
-        self.called = {
-            of: n for n, of in same.items() if of not in program.inputs and n not in made
-        }
+        self.called = {of: n for n, of in same.items() if of not in program.inputs}
+        self.called |= {n: f"{n}.copy" for n in same if n in made}
         found = (*program.results, *program.checks)
         self.results = [self.value(same.get(n, n)) for n in found]
         self.statements: list[Statement] = []

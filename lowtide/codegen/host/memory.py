@@ -9,10 +9,12 @@ In:  a host program, sizes, the number of threads. Out: `Event`s, in the order o
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
 from lowtide.codegen.host.program import (
+    MUCH_BYTES,
     Dense,
     Free,
     HostProgram,
@@ -22,6 +24,7 @@ from lowtide.codegen.host.program import (
     Size,
     Take,
     Tensor,
+    View,
     Work,
 )
 from lowtide.errors import UNKNOWN_LOC, Loc
@@ -35,6 +38,7 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
     known = dict(sizes)
     own: dict[str, int] = {}  # sizes that the program computes
     held: dict[str, Held] = {}
+    whole: dict[str, str] = {}  # of a view: in whose memory it lies
 
     def taken(name: str, tensor: Tensor, kind: str, loc: Loc) -> Event:
         formula = product(tensor.shape) * tensor.dtype.itemsize
@@ -52,8 +56,15 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
                 yield taken(name, tensor, kind, loc)
             case Dense(name=name, of=of):
                 yield taken(name, program.inputs[of], "temporary", UNKNOWN_LOC)
+            case View(name=name, of=of):
+                whole[name] = whole.get(of, of)
             case Own(name=name, tensor=tensor, kind=kind, loc=loc):
-                yield taken(name, tensor, kind, loc)
+                event = taken(name, tensor, kind, loc)
+                found = held.get(whole.get(name, ""))
+                if found is not None and found.nbytes - event.held.nbytes < MUCH_BYTES:
+                    yield Event(held=held.pop(whole[name]), takes=False)
+                    held[name] = dataclasses.replace(found, name=name, kind=kind, loc=loc)
+                yield Event(held=held[name], takes=True)
             case Over(name=name, tensor=tensor, kind=kind, of=of, loc=loc):
                 if of in held:  # an input's memory is not this program's to count
                     yield Event(held=held.pop(of), takes=False)

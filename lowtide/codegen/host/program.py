@@ -28,6 +28,8 @@ from lowtide.tile.matmul import Matmul
 
 BEGUN: Final = "begun"  # the size of a launch in a loop that is 0 in the first step, later 1
 
+MUCH_BYTES: Final = 1 << 16  # of what else would stay with a part of a tensor, see `Own`
+
 Shape = tuple[Index, ...]
 
 
@@ -130,7 +132,8 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """A view gets memory of its own, unless what it is a part of is hardly larger."""
+    """A view gets memory of its own, unless what it is a part of is hardly larger: by less than
+    `MUCH_BYTES`."""
 
     name: str
     tensor: Tensor

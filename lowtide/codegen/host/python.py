@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lowtide.codegen.host.program import (
     BEGUN,
+    MUCH_BYTES,
     Dense,
     Fill,
     Free,
@@ -48,7 +49,6 @@ from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
 
 # A region that needs no gradients may be given tensors that require them: `x.detach() @ y`.
 MATMUL: Final = torch.no_grad()(torch.matmul)
-_MUCH_BYTES: Final = 1 << 16  # of what else would stay with a part of a tensor
 _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={level})"
 
 
@@ -101,7 +101,7 @@ def scope_of(program: HostProgram, dialect: Dialect) -> dict[str, Any]:
     """What the text calls by name, kernels aside."""
 
     def own(x: Tensor) -> Tensor:
-        if x.untyped_storage().nbytes() - x.nbytes < _MUCH_BYTES:
+        if x.untyped_storage().nbytes() - x.nbytes < MUCH_BYTES:
             return x
         return dialect.own(x.shape, x).copy_(x)
 
