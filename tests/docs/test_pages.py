@@ -76,6 +76,19 @@ def _marked(text: str) -> str:
     return "\n".join(rows)
 
 
+@pytest.mark.parametrize("path", [DOCS / "ARCHITECTURE.md", *NOTES], ids=lambda path: path.stem)
+def test_the_files_that_a_note_names_exist(path: Path) -> None:
+    """`texpr/autodiff` is a file or folder; in `tile/group.INLINE_COST` the file has that name."""
+    for name in re.findall(r"`(\w+(?:/\w+)+(?:\.\w+)?)/?`", path.read_text("utf-8")):
+        if (ROOT / name).exists() or (DOCS / name).exists():
+            continue
+        file, _, word = name.removesuffix(".py").partition(".")
+        top = "." if file.startswith("tests/") else "lowtide/**"
+        found = [*ROOT.glob(f"{top}/{file}.py"), *ROOT.glob(f"{top}/{file}/__init__.py")]
+        assert found, f"{path.name}: there is no file {file}"
+        assert any(word in p.read_text("utf-8") for p in found), name
+
+
 def test_names_that_are_not_there_yet_are_marked(request: pytest.FixtureRequest) -> None:
     text = NAMES.read_text(encoding="utf-8")
     if request.config.getoption("--update-golden"):
