@@ -142,7 +142,7 @@ class Asked:
             notes += [f"Python goes on after this graph: {why}", BETWEEN]
         for ran in list(self.ran.values()):
             graph = ran.graph()
-            if graph is not None and not (graphs and ran.is_first):
+            if graph is not None and not ran.is_first:  # which is captured for these inputs, or not
                 graphs.append((graph, ran.inputs))
         if len(graphs) < 2:
             notes.append("later graphs are known after a call")

@@ -186,3 +186,13 @@ def test_names_of_the_users_stay() -> None:
     assert compiled.memory() == "mine"
     assert compiled.explain(torch.ones(40)).peak_bytes >= 160
     assert torch.equal(compiled(torch.ones(40)), torch.full((40,), 2.0))
+
+
+def test_shapes_that_do_not_fit_are_asked_after_a_call() -> None:
+    def distances(points: Tensor, centres: Tensor) -> Tensor:
+        return ((points[:, None] - centres) ** 2).sum(-1)
+
+    compiled: Any = lt.compile(distances)
+    compiled(torch.rand(50, 3), torch.rand(40, 3))
+    plan = compiled.memory(torch.rand(50, 4), torch.rand(40, 3))
+    assert "no first graph is captured (TorchRuntimeError" in plan.notes[0]
