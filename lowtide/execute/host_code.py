@@ -62,7 +62,6 @@ from lowtide.texpr.orders import Order, inverse, stored_in
 
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
-
 # Parts that are less than one of so many elements are handed out without the rest, and so without
 # gaps; but for parts of what is small.
 _LEAST_PART: Final = 4

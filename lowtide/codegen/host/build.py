@@ -203,11 +203,10 @@ class _Builder:
                 self.emit(view)
         stacks: dict[str, str] = {}
         for name in program.outputs:
-            stacks[name] = self.value(name) if name in loop.kept else stage.head + name
+            is_handed_on = name in loop.kept or name in parts
+            stacks[name] = self.value(name) if is_handed_on else stage.head + name
             if name not in parts:
                 self.take(stacks[name], defs[name], (slots(loop, name), *defs[name].shape))
-            else:
-                stacks[name] = self.value(name)
         inits = (init for _, init in loop.carried.values())
         places: dict[str, Place] = {n: self.value(n) for n in (*program.inputs, *inits)}
         whole = {n: (place, slots(loop, n)) for n, place in stacks.items()}
@@ -274,6 +273,7 @@ class _Builder:
         """A loop in each step of another, whose stacks are `around`. Adds what it gives to
         `here`."""
         assert not loop.blocks, "blocks within a step"
+        assert not (loop.until and loop.ends), "a last step that the data decide, within a step"
         stacks: dict[str, tuple[Place, Index]] = {}
         for name in loop.program.outputs:
             if name in around:
