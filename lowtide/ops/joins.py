@@ -27,9 +27,16 @@ from lowtide.ops.operands import (
 )
 from lowtide.ops.registry import op
 from lowtide.ops.views import view
+from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, mod
+
+
+def _is_made_of_others(b: Builder, x: Val) -> bool:
+    """Not a constant: it may carry a gradient."""
+    made = b.program.defs.get(x.name)
+    return made is None or any(True for _ in ex.loads(made.expr))
 
 
 def _common(xs: Sequence[Val]) -> Any:
@@ -64,6 +71,8 @@ def lower_cat(b: Builder, tensors: Any, dim: Any) -> Val:
                 b.require_equal(first.shape[k], x.shape[k], "cat: sizes differ")
     total = sum((as_index(x.shape[d]) for x in xs), as_index(0))
     parts = [x for x in xs if not b.equal(x.shape[d], 0)] or xs[:1]
+    if b.records and any(_is_made_of_others(b, x) for x in given if x not in parts):
+        raise Unsupported("an empty part, whose gradient is zero and not None")
 
     def body(idx: tuple[Index, ...]) -> Expr:
         def load(x: Val, start: Index) -> Expr:

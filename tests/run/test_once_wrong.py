@@ -293,3 +293,21 @@ def test_a_range_is_spread_to_arguments() -> None:
     for shape in ((3,), (3, 4), (2, 3, 4)):
         x = torch.rand(shape)
         assert torch.equal(lt.script(turned_round)(x), turned_round(x))
+
+
+def empty_part(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x[:0], z)) * 2
+
+
+def part_without_rows(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    return torch.cat((z, x[:, :0].t(), z))
+
+
+def test_an_empty_part_has_a_gradient_of_zeros() -> None:
+    """It had none: nothing of it is read."""
+    for fn in (empty_part, part_without_rows):
+        x = torch.ones(5, 5, requires_grad=True)
+        z = torch.ones(5, 5, requires_grad=True)
+        lt.script(fn)(x, z).sum().backward()
+        assert x.grad is not None
+        assert torch.equal(x.grad, torch.zeros(5, 5))
