@@ -162,6 +162,8 @@ class _Writer:
                 return f"[{', '.join(args)}]"
             case "unpack" | "use":
                 return args[0]
+            case "torch.invert":
+                return f"~{args[0]}"
             case "torch.getitem":
                 return f"{args[0]}[{self.index(op, args[1:])}]"
             case "call_torch" | "mutate":

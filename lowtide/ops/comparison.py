@@ -206,7 +206,13 @@ for _name, _fn, _sources in BITS:
 @op(
     "bitwise_not",
     "(self: Tensor) -> Tensor",
-    "torch.bitwise_not Tensor.bitwise_not operator.invert operator.inv",
+    "torch.bitwise_not Tensor.bitwise_not",
+    kind="pointwise",
+)
+@op(  # of floats it raises another error
+    "invert",
+    "(self: Tensor) -> Tensor",
+    "operator.invert operator.inv",
     kind="pointwise",
 )
 def lower_bitwise_not(b: Builder, x: Val) -> Val:

@@ -40,6 +40,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     **{f"bitwise_{name}": (ROWS, ROWS) for name in ("and", "or", "xor")},
     **{f"bitwise_{side}_shift": (ROWS, ROWS) for side in ("left", "right")},
     "bitwise_not": (ROWS,),
+    "invert": (ROWS,),
     "bmm": (X[None], X[None]),
     "broadcast_shapes": ([[4, 4], [4]],),
     "broadcast_tensors": ([X, X[0]],),

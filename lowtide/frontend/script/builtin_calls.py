@@ -36,6 +36,7 @@ from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
+from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.torch_private import private_names, torch_jit
 
@@ -186,6 +187,8 @@ def _divmod(c: Context, call: Call) -> Node:
     if not all(t.is_number(x.type) for x in (a, b)):  # a tensor, or an object with `__divmod__`
         target = python_objects.name_of(divmod)
         return c.builder.emit("py.call", [a, b], [t.ANY], target=target, kwnames=()).result
+    if t.FLOAT in (a.type, b.type) and c.builder.constant(b) in (UNKNOWN, 0):
+        return c.py(call.node, "py.divmod", a, b)  # by zero its message is another than `//`'s
     quotient = binary(c, call.node, "floordiv", "py.floordiv", a, b)
     return c.builder.tuple_make([quotient, binary(c, call.node, "mod", "py.mod", a, b)])
 

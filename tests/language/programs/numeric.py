@@ -102,6 +102,11 @@ def divmod_float(a: float, b: float) -> Tuple[float, float]:
     return q, r
 
 
+@program(calls=lambda: [(7.5, 2.0), (7.5, 0.0)], raises=ZeroDivisionError, torchscript=False)
+def divmod_by_zero(a: float, b: float) -> Tuple[float, float]:
+    return divmod(a, b)
+
+
 @program(args=lambda: (3, 8))
 def min_max_two(a: int, b: int) -> Tuple[int, int]:
     return min(a, b), max(a, b)

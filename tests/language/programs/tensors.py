@@ -517,3 +517,21 @@ def extremes_of_tensors(x: torch.Tensor, nan: torch.Tensor):
 @program(args=lambda: (torch.arange(4.0),), raises=RuntimeError, torchscript=False)
 def extreme_of_long_tensors(x: torch.Tensor):
     return max(x, x * 2)
+
+
+@program(
+    calls=lambda: [(torch.tensor([3, 0]),), (torch.tensor([1.5]),)],
+    raises=TypeError,
+    torchscript=False,
+)
+def inverted(x: torch.Tensor) -> torch.Tensor:
+    return ~x
+
+
+@program(
+    calls=lambda: [(torch.tensor([3, 0]),), (torch.tensor([1.5]),)],
+    raises=NotImplementedError,
+    torchscript=False,
+)
+def bitwise_not(x: torch.Tensor) -> torch.Tensor:
+    return x.bitwise_not()
