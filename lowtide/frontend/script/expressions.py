@@ -145,6 +145,8 @@ def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
         return _container(c, node, cast("object", obj))
     if isinstance(obj, set | frozenset) and all(map(is_literal, cast("set[object]", obj))):
         return _container(c, node, cast("object", obj))
+    if isinstance(obj, range):
+        return Range(c.const(obj.start), c.const(obj.stop), c.const(obj.step))
     if isinstance(obj, enum.Enum):
         return classes.enum_member(c, obj)
     if isinstance(obj, ModuleType):
@@ -191,6 +193,9 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
     base = c.expr(node.value)
     if type(base) in ATTRIBUTE_OF:
         return ATTRIBUTE_OF[type(base)](c, node, base, node.attr)
+    if isinstance(base, Range):
+        parts = {"start": base.start, "stop": base.stop, "step": base.step}
+        return parts.get(node.attr) or value_attribute(c, node, c.as_value(base, node), node.attr)
     if not isinstance(base, Value):
         raise c.error(
             node, f"{describe(base)} has no attribute {node.attr!r}", "a value that has it"

@@ -236,3 +236,12 @@ def list_of_rows_by_index(x: Tensor, i: int) -> Tensor:
 )
 def rows_of_a_tensor(x: torch.Tensor):
     return tuple(x), [*x], (*x, 1), [0, *x, *x], list(x)
+
+
+_EVENS = range(0, 8, 2)
+
+
+@program(calls=lambda: [(1,), (2,)], torchscript=False)
+def a_range_from_outside(n: int):
+    found = [i * n for i in _EVENS]
+    return found, n in _EVENS, _EVENS[1:], len(_EVENS), _EVENS.stop, _EVENS.index(4), sum(_EVENS)
