@@ -47,7 +47,8 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
     if isinstance(m, ScriptFunction):
         return [Entry(m.__name__, None, m.signature, of_function(m))]
     root = root_of(m)
-    reason, remedy = only_python(root) or why_not_saved(root), "remove the hook, then save"
+    reason = only_python(root) or why_not_saved(root)
+    remedy = "remove the hook, or save a module whose forward calls this one"
     if own_call(root) is not None:
         reason, remedy = "its class has a __call__ of its own", "what it does in forward, then save"
     for part in root.modules():
