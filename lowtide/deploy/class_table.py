@@ -258,8 +258,8 @@ def may_be_field(kind: Kind, name: str) -> bool:
         return False
     match kind:
         case "module":
-            own = vars(torch.nn.Module())
-            return name == "training" or not (hasattr(torch.nn.Module, name) or name in own)
+            is_ours = name in vars(torch.nn.Module()) or name.startswith("_lowtide_")
+            return name == "training" or not (hasattr(torch.nn.Module, name) or is_ours)
         case "named_tuple":
             return not name.startswith("_")
         case _:
