@@ -45,7 +45,8 @@ def test_a_gpu_without_triton(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
     for fault in ("kernels need Triton", "its import fails (OSError: libcuda.so.1: not found)"):
-        monkeypatch.setattr(doctor.blocks, "missing", lambda f=fault: f"{f}: pip install triton")
+        missing = f"{fault}: pip install triton"
+        monkeypatch.setattr(doctor.block_kernels, "missing", lambda said=missing: said)
         found = doctor._gpu()
         assert (found.ok, found.remedy) == (False, "`pip install triton`")
         assert "Some GPU" in found.detail
@@ -58,8 +59,8 @@ def test_what_others_raise_is_a_finding(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    monkeypatch.setattr(doctor.blocks, "missing", lambda: "")
-    monkeypatch.setattr(doctor.blocks, "version", version)
+    monkeypatch.setattr(doctor.block_kernels, "missing", lambda: "")
+    monkeypatch.setattr(doctor.block_kernels, "version", version)
     found = {check.name: check for check in doctor.checks()}["GPU"]
     assert (found.ok, found.detail) == (False, "AttributeError: no such thing")
 
