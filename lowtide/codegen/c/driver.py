@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.codegen.host.program import HostProgram, Launch, Over, Place, Take, Tensor
-from lowtide.codegen.host.python import Dialect, name_of, python_tuple
+from lowtide.codegen.host.program import HostProgram, Launch, Over, Take, Tensor
+from lowtide.codegen.host.python import Dialect, name_of, python_tuple, whole_name
 from lowtide.runtime import arena, launch, ownership
 from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.runtime.steps import run_steps
@@ -56,7 +56,7 @@ class HostDialect(Dialect):
 
     def launch(self, launch: Launch, name: str, work: str) -> str:
         """See the base class."""
-        pointers = [f"{_name(x)}.data_ptr()" for x in launch.tensors]
+        pointers = [f"{whole_name(x)}.data_ptr()" for x in launch.tensors]
         address = f"{work}.address" if work else "0"
         slots = ", ".join(["pool", "threads", address, *pointers, *launch.sizes, *launch.numbers])
         return f"run_{name}(pack_{name}({slots}))"
@@ -103,8 +103,3 @@ def small_shape(x: Tensor) -> tuple[int, ...] | None:
     known = tuple(size for size in sizes if size is not None)
     is_small = math.prod(known) * x.dtype.itemsize <= _SMALL_BYTES
     return known if is_small and len(known) == len(sizes) else None
-
-
-def _name(place: Place) -> str:
-    assert isinstance(place, str), "a row of a loop outside of one"
-    return name_of(place)

@@ -88,8 +88,4 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
 
 def _with_numbers(index: Index, own: Mapping[str, int]) -> str:
     """The formula in the sizes of the call."""
-    return (
-        re.sub(r"[A-Za-z_]\w*", lambda m: str(own.get(m[0], m[0])), str(index))
-        if own
-        else str(index)
-    )
+    return re.sub(r"[A-Za-z_]\w*", lambda m: str(own.get(m[0], m[0])), str(index))

@@ -55,6 +55,8 @@ _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={
 class Dialect(ABC):
     """What differs between machines. Names of kernels are given as they stand in Python's text."""
 
+    chooses = True  # whether a product runs by the kernel or by the library, as is faster
+
     @abstractmethod
     def opening(self, program: HostProgram) -> Iterator[str]:
         """Lines after those that name what a call is given."""
@@ -62,8 +64,6 @@ class Dialect(ABC):
     @abstractmethod
     def take(self, name: str, statement: Take) -> str:
         """An uninitialised tensor."""
-
-    chooses = True  # whether a product runs by the kernel or by the library, as is faster
 
     @abstractmethod
     def over(self, statement: Over, of: str, is_input: bool) -> str:
@@ -121,6 +121,12 @@ def name_of(name: str) -> str:
     """A name in Python's text."""
     plain = name.replace(".", "_")
     return f"{plain}_" if keyword.iskeyword(plain) else plain
+
+
+def whole_name(place: Place) -> str:
+    """The name of a tensor that a launch outside of loops is given."""
+    assert isinstance(place, str), "a row of a loop outside of one"
+    return name_of(place)
 
 
 def python_tuple(parts: Iterable[Index]) -> str:

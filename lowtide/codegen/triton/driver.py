@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from lowtide.codegen.host.program import HostProgram, Launch, Over, Place, Take
-from lowtide.codegen.host.python import Dialect, name_of, python_tuple
+from lowtide.codegen.host.program import HostProgram, Launch, Over, Take
+from lowtide.codegen.host.python import Dialect, name_of, python_tuple, whole_name
 from lowtide.codegen.triton.kernel import BlockText
 from lowtide.codegen.triton.steps import run_blocks
 from lowtide.runtime import block_kernels
@@ -55,7 +55,7 @@ class BlockDialect(Dialect):
     def launch(self, launch: Launch, name: str, work: str) -> str:
         """See the base class."""
         text = self.texts[launch.kernel]
-        given = [*map(_name, launch.tensors), *launch.sizes, *launch.numbers]
+        given = [*map(whole_name, launch.tensors), *launch.sizes, *launch.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
         head = [str(text.programs), f"max([{', '.join(map(str, (0, *text.reach)))}])"]
         return f"launch_{name}({', '.join([*head, *given])})"
@@ -86,8 +86,3 @@ class BlockDialect(Dialect):
             "home": self.home,
             "run_steps": run_steps,
         }
-
-
-def _name(place: Place) -> str:
-    assert isinstance(place, str), "a row of a loop outside of one"
-    return name_of(place)

@@ -1,7 +1,6 @@
 """Lifts a loop with independent iterations: the loop becomes an axis.
 
-In: a `loop` op, its trips, the abstract carried values. Out: the loop's abstract results; raises
-`NotLifted`.
+In: a `loop` op, its trips, abstract carried values. Out: abstract results; raises `NotLifted`.
 
     out = torch.zeros(n, m)                 t1[i, j] = 0
     for i in range(n):
