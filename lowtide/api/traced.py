@@ -23,7 +23,7 @@ from lowtide.api.script_module import ScriptModule, WrappedModule
 from lowtide.budget.dry_run import Walk
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import CompileError
-from lowtide.frontend.trace.nested_arguments import with_nests
+from lowtide.frontend.trace.nested_programs import with_nests, with_result
 from lowtide.frontend.trace.nested_values import LEAF
 from lowtide.frontend.trace.trace import Form
 from lowtide.ir.core import Function
@@ -127,13 +127,20 @@ class TracedFunction(ScriptMethod):
 
 
 def saved(traced: TracedFunction) -> Function:
-    """The program that is written; raises CompileError where IR does not say all of it."""
-    if traced.whole is None:
+    """The program that is written: an OrderedDict or a ModelOutput is a dict in a file, a named
+    tuple a tuple. Raises CompileError where IR does not say all of it."""
+    form = traced.form
+    program = traced.program()
+    if form.output is not LEAF:
+        program = with_result(program, form.output.in_files)
+    if program is not None and not form.is_flat:
+        program = with_nests(program, form.names, [n.in_files for n in form.nests])
+    if program is None:
         raise CompileError(
             f"the traced {traced.__name__}() has arguments or results of a form that is not saved",
             remedy="tuples, lists of one type, and dicts by name, or lt.script",
         )
-    return traced.whole
+    return program
 
 
 class TracedModule(WrappedModule):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -82,3 +83,37 @@ def test_what_is_not_said_is_refused() -> None:
     torch.testing.assert_close(traced([x, (x, x)]), x * 2)
     with pytest.raises(CompileError, match="of a form that is not saved"):
         _loaded(traced)
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+def test_mappings_and_named_tuples_are_dicts_and_tuples_in_a_file() -> None:
+    def both(x: Tensor, d: OrderedDict[str, Tensor]) -> Any:
+        return OrderedDict(sum=x + d["b"], pair=Pair(x, d["a"]).a), [Pair(x, x)]
+
+    x = torch.ones(2)
+    args = (x, OrderedDict(a=x * 2, b=x * 3))
+    traced = lt.trace(both, args)
+    found, (pair,) = traced(*args)
+    assert type(found) is OrderedDict
+    assert type(pair) is Pair
+    torch.testing.assert_close(found["sum"], x * 4)
+    saved, (pair,) = _loaded(traced)(*args)
+    assert type(saved) is dict
+    assert list(saved) == ["sum", "pair"]
+    assert type(pair) is tuple
+    torch.testing.assert_close(saved["sum"], x * 4)
+
+
+def test_mappings_are_read_by_their_keys() -> None:
+    def of(d: OrderedDict[str, Tensor]) -> Tensor:
+        return d["a"] - d["b"]
+
+    x = torch.ones(2)
+    traced = lt.trace(of, (OrderedDict(a=x, b=x * 3),))
+    torch.testing.assert_close(traced(OrderedDict(b=x, a=x * 5)), x * 4)
+    with pytest.raises(TypeError, match="has the keys"):
+        traced(OrderedDict(a=x, c=x))

@@ -11,7 +11,7 @@ keys, in the order of the nest, and raises TypeError, with the place, for anythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -71,12 +71,24 @@ class Nest:
 
     def _take_parts(self, value: Any, found: _Parts, where: str, leaves: list[Any]) -> None:
         parts, keys, _ = found
-        if self.kind is dict:
+        if isinstance(value, Mapping):
             if set(keys) != set(self.keys):
                 raise TypeError(f"{where} has the keys {list(keys)}, traced with {list(self.keys)}")
             parts, keys = [value[k] for k in self.keys], self.keys
         for child, part, key in zip(self.children, parts, keys, strict=True):
             child.take(part, f"{where}[{key!r}]", leaves)
+
+    @property
+    def in_files(self) -> Nest:
+        """The nest without classes that files do not know: mappings are dicts, named tuples are
+        tuples."""
+        kind = self.kind
+        children = tuple(c.in_files for c in self.children)
+        if isinstance(kind, type) and issubclass(kind, Mapping):
+            return Nest(dict, children, self.keys)
+        if isinstance(kind, type) and self.spec is None and issubclass(kind, tuple):
+            return Nest(tuple, children, self.keys)
+        return Nest(kind, children, self.keys, self.spec)
 
     @property
     def is_plain(self) -> bool:
@@ -131,6 +143,10 @@ def _parts(value: Any) -> _Parts | None:
     children, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
     if len(children) == 1 and children[0] is value:
         return None
+    if isinstance(value, Mapping):  # an OrderedDict, a ModelOutput
+        held = cast("Mapping[Any, Any]", value)
+        is_whole = list(map(id, held.values())) == list(map(id, children))
+        return (children, tuple(held), spec) if is_whole else None
     return children, tuple(range(len(children))), spec
 
 

@@ -13,7 +13,7 @@ and `output` puts it together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,14 @@ from lowtide.cpython import frame_at
 from lowtide.errors import UNKNOWN_LOC, CompileError, Loc, LowtideError
 from lowtide.frontend.trace import active
 from lowtide.frontend.trace.captures import Captures, Constants
-from lowtide.frontend.trace.encode import NotEncodable, dict_make, encode
+from lowtide.frontend.trace.encode import NotEncodable, encode
 from lowtide.frontend.trace.mode import TraceMode
+from lowtide.frontend.trace.nested_programs import built
 from lowtide.frontend.trace.nested_values import LEAF, Nest, NotANest, describe, take_apart
 from lowtide.frontend.trace.numbers import TracedFloat, TracedInt
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir import types as t
-from lowtide.ir.builder import Builder
 from lowtide.ir.core import Function, Value
 from lowtide.ir.verify import verify
 
@@ -175,21 +175,7 @@ def _result(recorder: Recorder, name: str, result: Any) -> tuple[Value, Nest]:
     if not nest.is_plain:
         return recorder.builder.tuple_make(values), nest
     rest = iter(values)
-    return _built(recorder.builder, nest, rest), LEAF
-
-
-def _built(builder: Builder, nest: Nest, rest: Iterator[Value]) -> Value:
-    """`Nest.build`, by ops."""
-    if nest.kind == "leaf":
-        return next(rest)
-    if nest.kind == "none":
-        return builder.const(None)
-    parts = [_built(builder, c, rest) for c in nest.children]
-    if nest.kind is tuple:
-        return builder.tuple_make(parts)
-    if nest.kind is list:
-        return builder.list_make(parts)
-    return dict_make(builder, [builder.const(k) for k in nest.keys], parts)
+    return built(recorder.builder, nest, rest), LEAF
 
 
 def _function(

@@ -1,8 +1,8 @@
-"""Flattens the nested arguments of a recorded program in its IR.
+"""Says the nests of a recorded program's arguments and result in its IR.
 
-In:  the program of a trace, of tensors only, and how its arguments were taken apart.
-Out: the same program with one parameter for each argument, which it takes apart itself; None where
-     IR cannot say the nest.
+In:  the program of a trace, of tensors only, and how its arguments and result were taken apart.
+Out: the same program with one parameter for each argument, which it takes apart itself, and the
+     result put together; None where IR cannot say the nest.
 
     f(%0: Tensor, %1: Tensor)  of (x, {"a": y})   →   f(%x: Tensor, %d: Dict[str, Tensor])
                                                         %1 = dict.item(%d, "a")
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from lowtide.frontend.trace.encode import dict_make
 from lowtide.frontend.trace.nested_values import Nest
 from lowtide.ir import types as t
+from lowtide.ir.builder import Builder
 from lowtide.ir.core import Block, Function, Op, Value, clone, with_block
 
 
@@ -38,6 +40,36 @@ def with_nests(program: Function, names: Sequence[str], nests: Sequence[Nest]) -
         params.append(Value(name, type_))
         before += _taken_apart(params[-1], nest, left, made)
     return with_block(made, Block([*params, *captured], [*before, *made.block.ops]))
+
+
+def with_result(program: Function, nest: Nest) -> Function | None:
+    """The program with its result, a tuple of leaves, put together as the nest says."""
+    if not nest.is_plain:
+        return None
+    made = clone(program)
+    block = made.block
+    (returned,) = block.ops[-1].operands
+    assert isinstance(returned.type, t.TupleType)
+    builder = Builder(Block(list(block.args), list(block.ops[:-1])))
+    builder.loc = program.loc
+    unpacked = builder.emit("unpack", [returned], returned.type.elems)
+    result = built(builder, nest, iter(unpacked.results))
+    builder.emit("return", [result])
+    return Function(made.name, builder.block, result.type, {}, made.loc, made.captures)
+
+
+def built(builder: Builder, nest: Nest, leaves: Iterator[Value]) -> Value:
+    """`Nest.build`, by ops."""
+    if nest.kind == "leaf":
+        return next(leaves)
+    if nest.kind == "none":
+        return builder.const(None)
+    parts = [built(builder, c, leaves) for c in nest.children]
+    if nest.kind is tuple:
+        return builder.tuple_make(parts)
+    if nest.kind is list:
+        return builder.list_make(parts)
+    return dict_make(builder, [builder.const(k) for k in nest.keys], parts)
 
 
 def _type(nest: Nest) -> t.Type | None:
