@@ -33,7 +33,6 @@ _AS_ARGUMENT: Final[dict[Any, int]] = {
     aten.replication_pad2d.default: 0,
     aten.replication_pad3d.default: 0,
     aten.max_unpool2d.default: 0,
-    aten.roll.default: 0,
     aten.reflection_pad2d_backward.default: 1,
     aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad2d_backward.default: 1,
@@ -56,7 +55,16 @@ def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
         return tuple(_in_order(r, torch.contiguous_format) for r in result)
     if func is aten.convolution.default:
         return _convolved(args, result)
+    if func is aten.roll.default:
+        return _rolled(result, *args)
     return result
+
+
+def _rolled(result: Tensor, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Each dim is cut in two parts, which are joined: an empty one is not channels_last."""
+    pairs = list(zip(shifts, dims, strict=False))
+    is_last = bool(pairs) and lies_last(x) and all(n % x.shape[d] for n, d in pairs)
+    return _in_order(result, LAYOUTS[x.dim()] if is_last else torch.contiguous_format)
 
 
 def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:

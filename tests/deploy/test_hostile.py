@@ -561,7 +561,7 @@ def test_every_allowed_name_is_one_of_pytorch() -> None:
     ["load", "save", "hub", "file", "pickle", "ptr", "storage", "hook", "share_memory", "map_"],
 )
 def test_no_allowed_name_has(word: str) -> None:
-    fine = {"Tensor.storage_offset"}
+    fine = {"Tensor.storage_offset", "torch.profiler.record_function"}
     assert [t for t in sorted(TARGETS - fine) if word in t.replace("huber", "")] == []
 
 

@@ -34,6 +34,7 @@ SIMPLE = [
     and r.lower is not None
     and r.name not in ODD
     and "bitwise" not in r.name
+    and r.name != "invert"
     and all(p.type.split("|")[0] == "Tensor" for p in r.params if repr(p.default) == "REQUIRED")
 ]
 

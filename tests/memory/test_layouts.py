@@ -25,6 +25,8 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "circular": lambda x: F.pad(x, (1, 1) * (x.dim() - 2), mode="circular"),
     "zeros around": lambda x: F.pad(x, (1, 1) * (x.dim() - 2)),
     "roll": lambda x: x.roll(1, 2),
+    "roll, nothing moves": lambda x: x.roll(2 * x.shape[2], 2),
+    "roll of all": lambda x: x.roll(1),
     "roll of a part": lambda x: x[:, ::2].roll(1, 0),
     "roll, turned": lambda x: x.transpose(2, 3).roll((1, 2), (2, 3)),
     "logsigmoid": F.logsigmoid,
