@@ -98,20 +98,23 @@ PREPARE: tuple[Pass, ...] = (with_near_constants, unroll_by_period)
 
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
-    """The function after `SIMPLIFY`; `unrolled`: Python ran its loops, which are rerolled first."""
+    """Return the function after the passes in `SIMPLIFY`. `unrolled`: the front end unrolled Python
+    loops (tracing), which are rerolled first."""
     return run(fn, (*(REROLL if unrolled else (keep_what_raises,)), *SIMPLIFY))
 
 
 def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
-    """What the driver cuts into regions. `in_chunks`: a budget may cut loops at any step."""
+    """Return the function in the form that the driver cuts into regions. `in_chunks`: a budget may
+    split loops, so loops are not unrolled."""
     return run(fn, PREPARE[:1] if in_chunks else PREPARE)
 
 
 def fused(
     program: Program, hints: Mapping[str, int], *, blocks: bool, once: Set[str] = frozenset()
 ) -> Fusion:
-    """A part in groups, one for each kernel. `hints`: likely sizes; `blocks`: for kernels of
-    independent blocks (Triton); `once`: values that no second kernel may recompute."""
+    """Normalise a part and group its definitions; each group becomes one kernel. `hints`: likely
+    sizes. `blocks`: for kernels of independent blocks (Triton). `once`: values that no second
+    kernel may recompute."""
     normal = normalise(program, hints)
     if blocks:
         normal = products_apart(in_two_steps(normal, hints), hints)
@@ -125,7 +128,8 @@ def tiled(
     hints: Mapping[str, int],
     strides: Mapping[str, tuple[Index, ...]],
 ) -> Kernel:
-    """The kernel of a group; `moving`: see `tile.plan`. Triton schedules kernels of blocks."""
+    """Return the scheduled kernel of a group. `moving`: see `tile.plan`. Kernels of independent
+    blocks are not scheduled here: Triton does that."""
     kernel = plan(arrangement, moving)
     if isinstance(arrangement, BlockArrangement):
         return kernel
@@ -138,7 +142,7 @@ def tiled(
 def emitted(
     kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int
 ) -> dict[int, str]:
-    """C sources by number of lanes; each source is compiled by itself."""
+    """Return C source by number of vector lanes. Each source is compiled on its own."""
     by_lanes: dict[int, list[KernelText]] = {}
     for kernel, text in zip(kernels, texts, strict=True):
         by_lanes.setdefault(kernel.lanes, []).append(text)
@@ -146,5 +150,5 @@ def emitted(
 
 
 def loaded(sources: Mapping[int, str]) -> dict[int, ctypes.CDLL]:
-    """Libraries by number of lanes, from the cache on disk or newly compiled."""
+    """Return the libraries by number of vector lanes, from the disk cache or newly compiled."""
     return {n: cache.load_library(without_names(c), "kernels") for n, c in sources.items()}

@@ -1,7 +1,7 @@
 """Parts with their kernels → the host program that runs them.
 
-In:  a Program, its parts in order, each with the kernels that are planned for it. Out: a
-     HostProgram. A part is a Program of its own, a loop over steps, or strips of rows.
+In: a Program, its parts in order, each with the kernels that are planned for it. Out: a
+HostProgram. A part is a Program, a loop over steps, or strips of rows.
 
     part0   p[t, j] = sum[k](x[t, k] * w[k, j])     take p; launch part0.k0(x, w, p)
     loop1   h[t] = tanh(p[t] + h[t - 1] @ u)        take h: [2, 8]
@@ -9,7 +9,7 @@ In:  a Program, its parts in order, each with the kernels that are planned for i
                                                                                  h[step, …])
             last = h[T - 1]                         view last = h[(T - 1) % 2]; free p; own last
 
-Where a value is read for the last time, its memory is given back.
+A tensor is freed after the last statement that reads it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Signature(Protocol):
 
 
 class Kernels(Protocol):
-    """The kernels of a part: see `codegen/kernels`."""
+    """The kernels of a part, as `codegen/kernels` makes them."""
 
     program: Program
     normal: Program
@@ -83,8 +83,8 @@ class Kernels(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A part and its kernels; of a loop with loops in its step, the parts of the step instead.
-    `head`: what names of its kernels begin with."""
+    """A part and its kernels. A loop whose step contains loops has no kernels; `within` has the
+    parts of its step. `head`: prefix of the kernels' names."""
 
     head: str
     part: partition.Part | partition.Loop | Strips
@@ -99,7 +99,8 @@ def build(
     symbols: Sequence[str],
     scalars: Sequence[str],
 ) -> HostProgram:
-    """See the module's text. `same`: results that are a value of a part under another name."""
+    """Return the host program, verified. `same`: results that are another name of a part's
+    value."""
     builder = _Builder(program, same, {n for s in stages for n in s.part.program.outputs})
     for stage in stages:
         builder.stage(stage)
@@ -120,8 +121,8 @@ class _Builder:
     def __init__(
         self, program: Program, same: Mapping[str, str], made: Container[str] = ()
     ) -> None:
-        """`made`: what parts give. Where that is the copy of a result that a loop begins with, the
-        result has the name."""
+        """`made`: outputs of the parts. If a part's output is a loop's initial value and a result
+        is a copy of it, the result takes the name."""
         self.program = program
         self.called = {of: n for n, of in same.items() if of not in program.inputs}
         self.called |= {n: f"{n}.copy" for n in same if n in made}
@@ -131,14 +132,14 @@ class _Builder:
         self.ends: dict[str, Own] = {}  # last values of loops: how they get memory of their own
 
     def value(self, name: str) -> str:
-        """What a value that parts hand on is called."""
+        """Return the name in the host program of a value that a part reads or writes."""
         return self.called.get(name, name)
 
     def emit(self, *statements: Statement) -> None:
         self.statements += statements
 
     def take(self, name: str, d: Def, shape: Shape | None = None) -> str:
-        """Memory for a value; `shape`: of more than one step or strip."""
+        """Emit the allocation of a value. `shape`: if the tensor holds several steps or strips."""
         self.emit(Take(name=name, tensor=_tensor(d, shape), kind=self.kind(name), loc=d.loc))
         return name
 
@@ -157,7 +158,7 @@ class _Builder:
     # -- a Program --
 
     def plain(self, stage: Stage) -> None:
-        """The kernels one after another, each with the memory that it writes."""
+        """Emit the kernels in order, each after the allocation of its outputs."""
         k, head = stage.kernels, stage.head
         assert k is not None
         common = {*k.program.inputs, *k.program.outputs, *k.program.checks}
@@ -177,7 +178,7 @@ class _Builder:
             self.emit(launch)
 
     def output(self, output: str, k: Kernels, name_of: Callable[[str], str]) -> None:
-        """Memory for a kernel's result: new, or that of an operand."""
+        """Emit the allocation of a kernel's output, or reuse an operand's memory."""
         name, d = name_of(output), k.shaped[output]
         if output not in k.placed:
             self.take(name, d)
@@ -188,7 +189,8 @@ class _Builder:
     # -- loops --
 
     def loop(self, stage: Stage, loop: partition.Loop) -> None:
-        """The memory of all steps, the steps, and their last values."""
+        """Emit the stacks (one row for each step that is kept), the loop, and views of the last
+        rows."""
         defs, program = loop.program.defs, loop.program
         parts = {n: block for block, names in loop.blocks.items() for n in names}
         for block, names in loop.blocks.items():
@@ -222,8 +224,8 @@ class _Builder:
             self.ends[ended] = Own(name=ended, tensor=_tensor(d), kind=self.kind(ended), loc=d.loc)
 
     def dense(self, stage: Stage, place: Place) -> Place:
-        """What a loop begins with, without gaps, as its steps carry it on; kernels that read an
-        input for itself go by its strides."""
+        """Return the loop's initial value in contiguous memory, as the steps carry it on. Kernels
+        read any other input by its strides."""
         given = self.program.inputs.get(place) if isinstance(place, str) else None
         if given is None or given.strides == row_major(given.shape):
             return place
@@ -239,8 +241,8 @@ class _Builder:
         places: Mapping[str, Place],
         stacks: Mapping[str, tuple[Place, Index]],
     ) -> Loop:
-        """A loop. `places`: where what it reads lies; `stacks`: where its outputs lie, and of how
-        many steps."""
+        """Return a loop. `places`: location of each value that it reads. `stacks`: location and
+        number of rows of each output."""
         self.emit(Size(name=loop.step, index=_first(loop)))
         defs, here = loop.program.defs, dict(places)
         for name in loop.program.outputs:
@@ -270,8 +272,8 @@ class _Builder:
         here: dict[str, Place],
         around: Mapping[str, object],
     ) -> Loop:
-        """A loop in each step of another, whose stacks are `around`. Adds what it gives to
-        `here`."""
+        """Return a loop that runs in each step of another one. `around`: outputs of the outer loop.
+        Adds the inner loop's outputs to `here`."""
         assert not loop.blocks, "blocks within a step"
         assert not (loop.until and loop.ends), "a last step that the data decide, within a step"
         stacks: dict[str, tuple[Place, Index]] = {}
@@ -290,8 +292,8 @@ class _Builder:
         return nest
 
     def launches(self, stage: Stage, here: dict[str, Place]) -> Iterator[Launch]:
-        """The kernels of a step. Kernels share work memory, but for those whose later steps find
-        there what the first one left."""
+        """Yield the launches of a step. Kernels share work memory, except those with a prologue:
+        the first step leaves data there for the later ones."""
         k, head = stage.kernels, stage.head
         assert k is not None
         for name in (n for plan in k.plans for n in plan.outputs):
@@ -317,7 +319,7 @@ class _Builder:
     # -- strips --
 
     def strips(self, stage: Stage, strips: Strips) -> None:
-        """All rows are done so many at a time, and what is left of them in the end."""
+        """Emit a loop over strips of rows, and one strip for the remaining rows."""
         k, program = stage.kernels, strips.program
         assert k is not None
         here: dict[str, Place] = {n: self.value(n) for n in program.inputs}
@@ -345,7 +347,7 @@ class _Builder:
 
 
 def slots(loop: partition.Loop, name: str) -> Index:
-    """Of how many steps a value is kept."""
+    """Return the number of rows of a value's stack: all steps, or the last `SLOTS` only."""
     return loop.trips if name in loop.kept else as_index(SLOTS)
 
 
@@ -366,7 +368,7 @@ def _last(loop: partition.Loop) -> Index:
 
 
 def _row_number(step: Index, rows: Index, loop: partition.Loop) -> Index:
-    """Which row of a stack a step's value is."""
+    """Return the row of a stack that holds the value of a step."""
     return step if rows is loop.trips else mod(step, rows)
 
 
@@ -400,8 +402,8 @@ def _renamed(m: Matmul, name_of: Callable[[str], str]) -> Matmul:
 def _with_frees(
     statements: Sequence[Statement], results: Iterable[str], ends: Mapping[str, Own]
 ) -> Iterator[Statement]:
-    """The statements, and where each tensor is given back. The last value of a loop that outlives
-    the stack which it is a row of gets memory of its own."""
+    """Yield the statements with a `Free` after the last use of each tensor. A last value that
+    outlives its stack is copied to memory of its own (`Own`)."""
     made: dict[str, int] = {}
     last: dict[str, int] = {}
     root: dict[str, str] = {}

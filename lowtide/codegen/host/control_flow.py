@@ -1,7 +1,8 @@
 """Writes a Python function of ops, loops and branches among them.
 
-In: ops, and which of their values are wanted. Out: the function's text. What a loop carries, or a
-branch gives, has one variable wherever the old value is not read after the new one is made.
+In: ops, and which of their values are wanted. Out: the function's text. A value that a loop
+carries, or the result of a branch, keeps one variable unless the old value is still read after the
+new one is computed.
 
     %s.3: int = if(%c)                     if c:
       block(): yield(%s.4)          →          s = s >> 1
@@ -22,7 +23,8 @@ from lowtide.ir.core import Block, Op, Value, free_values, walk
 
 @dataclass(slots=True, kw_only=True)
 class Arm:
-    """A branch: its lines, and their ops; or `text`, what it gives, if that is all."""
+    """A branch: its lines and the ops they come from; or `text`, if the branch is one
+    expression."""
 
     lines: list[str] = field(default_factory=list[str])
     ops: list[Op] = field(default_factory=list[Op])
@@ -33,7 +35,7 @@ class Writer(Expressions):
     """See the module's text."""
 
     def function(self, inputs: Sequence[Value]) -> str:
-        """The function's text."""
+        """Return the function's text."""
         self.line(f"def {NAME}({', '.join(map(self.name_of, inputs))}):", depth=0)
         self.block_ops(self.ops)
         self.flush()
@@ -82,7 +84,7 @@ class Writer(Expressions):
         self.lines_of += arm.ops
 
     def arm(self, op: Op, block: Block, names: Sequence[str]) -> Arm:
-        """A branch: lines that end in assignments to the results, or the only result's text."""
+        """Return a branch: lines that end in assignments to the results, or one expression."""
         outer, outer_of, replaced = self.lines, self.lines_of, dict(self.replaced)
         found = Arm()
         self.lines, self.lines_of = found.lines, found.ops
@@ -106,7 +108,7 @@ class Writer(Expressions):
         return found
 
     def condition(self, value: Value) -> str:
-        """The value as a condition, for which bool(x) and x are one."""
+        """Return the text of a condition; `bool(x)` becomes `x`."""
         last = self.pending[-1] if self.pending else None
         if last is not None and last.value is value:
             self.pending.pop()
@@ -115,8 +117,8 @@ class Writer(Expressions):
         return self.take([value])[0]
 
     def may_take(self, block: Block, value: Value, name: str) -> None:
-        """Lets what a block gives have the variable that it is to end in, if what that holds
-        before is not read any more once the value is made."""
+        """Let a block's result use the variable of the value that it replaces, unless that value is
+        still read after the result is computed."""
         if sum(v is value for v in block.terminator.operands) == 1:
             self.takes(block, value, name)
 
@@ -142,7 +144,7 @@ class Writer(Expressions):
                 self.takes(block, init, name)
 
     def assign(self, names: Sequence[str], values: Sequence[Value]) -> None:
-        """Variables that get the values, all at once."""
+        """Emit one simultaneous assignment of the values to the variables."""
         waiting = {id(p.value) for p in self.pending}
         pairs = [
             (name, v)
@@ -193,7 +195,7 @@ class Writer(Expressions):
         self.comprehend(block, head, before)
 
     def comprehend(self, block: Block, head: str, start: int) -> None:
-        """A loop that does nothing but add to a list made just before it, as a comprehension."""
+        """Write a loop that only appends to a new list as a list comprehension."""
         if len(self.lines) != start + 1 or start < 2 or len(block.ops) < 2:
             return
         last = block.ops[-2]
@@ -240,7 +242,7 @@ class Writer(Expressions):
         self.replaced = outer
 
     def break_unless(self, text: str, flags: Collection[str]) -> None:
-        """Ends the loop; `flags`: variables that are False until it ends."""
+        """Emit a conditional `break`. `flags`: variables that are False after it."""
         test = text[len("(not ") : -1] if text.startswith("(not ") else f"not {text}"
         latest, self.latest_if = self.latest_if, None
         if latest is None or latest[0] != test or test not in self.variables:
@@ -260,14 +262,15 @@ class Writer(Expressions):
             self.lines[start] = f"{indent}    {test} = True"
 
     def ends_with(self, value: Value, op: Op) -> bool:
-        """Whether a variable is nobody's after the op, nor read in it: it may go on as another."""
+        """Whether the variable is dead after the op and unread in it, so that the op's result may
+        reuse it."""
         if value in self.constants or value not in self.uses.maker:
             return False
         block = self.uses.block_of[op]
         return self.uses.home[value] is block and self.uses.count[value] == 1
 
     def head(self, op: Op) -> tuple[str, list[Op]]:
-        """The line that begins a loop, and ops of its body that it does already."""
+        """Return the loop's first line, and the ops of the body that this line already computes."""
         trips, (block,) = op.operands[0], op.blocks
         index = block.args[0]
         is_used = self.uses.count[index] > 0
@@ -288,7 +291,7 @@ class Writer(Expressions):
         return f"for {self.name_of(index) if is_used else '_'} in range({bare(text)}):", done
 
     def items(self, op: Op, length: Pending, index: Value, done: list[Op]) -> str:
-        """`for x in xs`, where the loop begins with `xs[i]` and nobody changes the list."""
+        """Return `for x in xs`, if the body begins with `xs[i]` and nothing mutates the list."""
         (block,) = op.blocks
         first, xs = next(x for x in block.ops if x.name != "const"), length.op.operands[0]
         if first.name != "list.get" or first.operands != [xs, index]:
@@ -303,8 +306,8 @@ class Writer(Expressions):
         return f"for {self.name_of(index)}, {item} in enumerate({length.operands[0]}):"
 
     def is_another(self, op: Op, xs: Value, loop: Op) -> bool:
-        """Whether an op in a loop changes no list, or one that cannot be `xs`: of other elements,
-        or made just before the loop, or in it."""
+        """Whether an op in the loop mutates no list, or one that cannot alias `xs`: its elements
+        have another type, or it was made just before the loop or in it."""
         if not opdefs.writes(op.name) or not op.name.startswith("list."):
             return True
         to = op.operands[0]
@@ -322,7 +325,8 @@ class Writer(Expressions):
         return is_beside and self.uses.first_user[to] in inner
 
     def steps(self, steps: Pending, index: Value, block: Block, done: list[Op]) -> str:
-        """`for i in range(start, stop, step)`, where the loop begins with `i * step + start`."""
+        """Return `for i in range(start, stop, step)`, if the body begins with `i * step +
+        start`."""
         start, _, step = steps.op.operands
         at = index
         ops = [op for op in block.ops if op.name != "const"]

@@ -1,8 +1,7 @@
 """Writes ops without control flow as Python expressions and assignments.
 
-In: ops. Out: lines. A value that is used once, in its own block and on its own source line, waits:
-it is written into its user if it is evaluated there in the order in which it was made, and gets a
-variable otherwise.
+In: ops. Out: lines. A value that is used once, in its own block and on its own source line, is
+inlined into its use if that keeps the order of evaluation. Other values get a variable.
 
     %1: int = py.rshift(%s, %one)
     %2: int = py.xor(%1, %i)            →    s_2 = (s >> 1) ^ i
@@ -47,7 +46,7 @@ NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
 
 
 def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
-    """Python warns of `x is 1`."""
+    """Whether this is `x is <literal>`, of which Python warns."""
     if op.name not in ("py.is", "py.is_not"):
         return False
     return any(x[:2] == "(-" or not (x[:1] == "(" or x.isidentifier()) for x in texts)
@@ -55,7 +54,7 @@ def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """An expression that is not written yet. `reads`: variables in it."""
+    """An expression that is not written yet. `reads`: the variables in it."""
 
     value: Value
     op: Op
@@ -66,8 +65,8 @@ class Pending:
 
 @dataclass(slots=True, kw_only=True)
 class Uses:
-    """How often values are used, and in which block each use and each definition stands.
-    `negated`: `a != b` where `a == b` is known, which is used instead."""
+    """For each value: the number of uses, and the blocks of its uses and definition. `negated`:
+    comparisons `a == b` that are also known as `a != b`, which is written instead."""
 
     count: Counter[Value] = field(default_factory=Counter[Value])
     user_block: dict[Value, object] = field(default_factory=dict[Value, object])
@@ -101,7 +100,7 @@ class Uses:
 
 
 def _f_string(template: str, texts: Sequence[str]) -> str:
-    """A format by position as an f-string, "" where that cannot be written."""
+    """Return a positional format as an f-string, "" if it cannot be written as one."""
     rest, found = list(texts), ""
     for literal, name, spec, conversion in string.Formatter().parse(template):
         shown = repr(literal)
@@ -118,7 +117,7 @@ def _f_string(template: str, texts: Sequence[str]) -> str:
 
 
 def bare(text: str) -> str:
-    """An operation without the parentheses around it."""
+    """Strip the outer parentheses of an expression."""
     if text[:1] != "(" or text == "()":
         return text
     depth = 0
@@ -130,8 +129,8 @@ def bare(text: str) -> str:
 
 
 class Expressions:
-    """Writes the function; `scope`: what its text calls by name; `lines_of`: the op of each
-    line."""
+    """Writes the function. `scope`: objects that its text refers to by name. `lines_of`: the op of
+    each line."""
 
     def __init__(
         self, ops: Sequence[Op], results: Sequence[Value], constants: Mapping[Value, object]
@@ -186,7 +185,7 @@ class Expressions:
         return name
 
     def bind(self, value: object, hint: str) -> str:
-        """A name in the scope for an object."""
+        """Add an object to the scope; return its name."""
         found = self.bound.get(id(value))
         if found is None:
             found = self.bound[id(value)] = self.fresh(hint)
@@ -198,7 +197,7 @@ class Expressions:
         return name if getattr(builtins, name, None) is run else self.bind(run, name)
 
     def text_of(self, value: Value) -> str:
-        """A value that is not pending: a literal, or a variable."""
+        """Return the text of a value that is not pending: a literal, or a variable."""
         return self.literal(value) if value in self.constants else self.name_of(value)
 
     def literal(self, value: Value) -> str:
@@ -217,7 +216,7 @@ class Expressions:
     # -- what is not written yet --
 
     def flush(self, keep: int = 0) -> None:
-        """Writes what is pending, but for the last `keep`."""
+        """Assign pending expressions to variables, except the last `keep`."""
         written, self.pending = (
             self.pending[: len(self.pending) - keep],
             self.pending[len(self.pending) - keep :],
@@ -229,8 +228,8 @@ class Expressions:
         self.at = at
 
     def take(self, values: Sequence[Value], order: Sequence[int] | None = None) -> list[str]:
-        """The texts of an op's operands. What is pending among them is written into the text if it
-        is evaluated in the order in which it was made, and is from the same line."""
+        """Return the texts of an op's operands. A pending operand is inlined if that keeps the
+        order of evaluation and it comes from the same source line."""
         order = range(len(values)) if order is None else order
         waiting = {id(p.value) for p in self.pending}
         wanted = [values[k] for k in order if id(values[k]) in waiting]
@@ -247,7 +246,7 @@ class Expressions:
         return [texts.get(id(v)) or self.text_of(v) for v in values]
 
     def define(self, op: Op, text: str, operands: Sequence[str] = ()) -> None:
-        """A value that an op makes."""
+        """Record the value of an op, as pending or as a variable."""
         value = op.result
         count = self.uses.count[value]
         if count == 1 and self.uses.user_block[value] is self.uses.home[value]:
@@ -362,7 +361,8 @@ class Expressions:
         self.define(op, text)
 
     def called_back(self, op: Op) -> None:
-        """What has more to do than Python code shows."""
+        """Emit a call of the interpreter's function, for ops whose checks Python code does not
+        express."""
         texts = self.take(op.operands)
         self.flush()
 

@@ -1,6 +1,6 @@
-"""What a host program takes and gives back: the memory plan, read from its statements.
+"""The memory plan of a host program: its allocations and frees, read from its statements.
 
-In:  a host program, sizes, the number of threads. Out: `Event`s, in the order of a run.
+In: a host program, sizes, the number of threads. Out: `Event`s in the order of execution.
 
     take t2: f32[s0, 8]                          + t2             32*s0
     work k0.work = 64                            + k0.work         2*(64)
@@ -34,7 +34,7 @@ from lowtide.texpr.sizes import evaluate
 
 
 def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iterator[Event]:
-    """What one run takes and gives back. What it never gives back are its results."""
+    """Return the allocations and frees of one run. What is not freed is a result."""
     known = dict(sizes)
     own: dict[str, int] = {}  # sizes that the program computes
     held: dict[str, Held] = {}
@@ -87,5 +87,5 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
 
 
 def _with_numbers(index: Index, own: Mapping[str, int]) -> str:
-    """The formula in the sizes of the call."""
+    """Return the formula with the call's sizes put in."""
     return re.sub(r"[A-Za-z_]\w*", lambda m: str(own.get(m[0], m[0])), str(index))

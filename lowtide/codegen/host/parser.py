@@ -39,8 +39,8 @@ KINDS: Final = ("output", "temporary")
 
 
 def parse_host(text: str) -> HostProgram:
-    """The program that this text prints; raises ParseError, and VerifyError if it makes no
-    sense."""
+    """Return the program that this text prints. Raises ParseError, and VerifyError if the program
+    breaks a rule."""
     lines = [Line(k, line) for k, line in enumerate(text.splitlines(), 1) if line.strip()]
     program = _Parser(lines).program()
     verify_host(program)
@@ -74,7 +74,7 @@ class _Parser:
         )
 
     def _next(self, word: str) -> Line | None:
-        """The next line, if it begins with this word, which is read."""
+        """Read the next line if it begins with this word; None otherwise."""
         line = self.lines[self.position]
         if not line.skip(word):
             return None
@@ -276,7 +276,7 @@ def _loc(line: Line) -> Loc:
 
 
 def _is_within(line: Line, head: Line) -> bool:
-    """Is a line further to the right than another?"""
+    """Whether a line is indented further than another."""
     return _indent(line) > _indent(head)
 
 

@@ -39,7 +39,7 @@ from lowtide.tile.matmul import Matrix
 
 
 def print_host(program: HostProgram) -> str:
-    """The text of a host program, a line for each statement."""
+    """Return the text of a host program, one line a statement."""
     lines = [f"sizes {', '.join(program.sizes)}"] if program.sizes else []
     lines += [f"numbers {', '.join(program.numbers)}"] if program.numbers else []
     lines += [f"input {name}: {_tensor(x)}" for name, x in program.inputs.items()]
@@ -99,7 +99,7 @@ def _head(loop: Loop) -> str:
 
 
 def place_text(place: Place) -> str:
-    """Where a kernel finds a tensor."""
+    """Return the text of the location where a kernel finds a tensor."""
     match place:
         case str():
             return place

@@ -36,7 +36,7 @@ Shape = tuple[Index, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A row of a stack that changes with the steps of a loop: row `(t + shift) % rows` at step t.
-    In the first step that runs it is `first`, if that is given. `row_bytes`: of one row."""
+    The first step to run reads `first` instead, if that is given. `row_bytes`: size of one row."""
 
     of: Place
     step: str
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """What lies `nbytes` behind the beginning of another place."""
+    """The address `nbytes` after another place."""
 
     of: Place
     nbytes: Index
@@ -67,7 +67,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A number is computed from sizes. The same name may be computed again later."""
+    """A number computed from sizes. The same name may be assigned again later."""
 
     name: str
     index: Index
@@ -75,7 +75,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """Memory for a tensor is taken. `kind`: "output" or "temporary". `loc`: the user's line."""
+    """An allocation. `kind`: "output" or "temporary". `loc`: the user's line."""
 
     name: str
     tensor: Tensor
@@ -85,7 +85,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Over:
-    """A tensor takes the memory of another one, `of`, which the next launch reads for the last
+    """A tensor in the memory of another one, `of`, which the next launch reads for the last
     time."""
 
     name: str
@@ -97,7 +97,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work memory for each thread: as much as the largest of `thread_bytes`."""
+    """Work memory for each thread, as large as the largest of `thread_bytes`."""
 
     name: str
     thread_bytes: tuple[Index, ...]
@@ -105,7 +105,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """All elements of a tensor are set to one number."""
+    """Sets all elements of a tensor to one number."""
 
     name: str
     value: float
@@ -113,7 +113,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """The same values without gaps: `of` itself, if it has none."""
+    """A contiguous tensor of the same values: `of` itself if it is contiguous, else a copy."""
 
     name: str
     of: str
@@ -132,8 +132,8 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """A view gets memory of its own, unless what it is a part of is hardly larger: by less than
-    `MUCH_BYTES`."""
+    """Copies a view to memory of its own, unless the tensor that it is a part of is larger by less
+    than `MUCH_BYTES`."""
 
     name: str
     tensor: Tensor
@@ -143,9 +143,9 @@ class Own:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel runs. `tensors`, `sizes` and `numbers` are its parameters, in order; `work`: the
-    name of its work memory, "" if it needs none. `instead`: the product of the library that gives
-    the same, of which the faster one runs."""
+    """A kernel launch. `tensors`, `sizes` and `numbers` are its parameters, in order. `work`: the
+    name of its work memory, "" if it needs none. `instead`: a library product with the same result;
+    the faster of the two runs."""
 
     kernel: str
     tensors: tuple[Place, ...]
@@ -157,9 +157,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """The body runs `trips` times; size `step` is `begin + by * k` in trip k, in reverse the last
-    trip first. No step runs after one that leaves False at `until`. `ran`: the size that tells how
-    many steps have run. Both may be "". A body has launches and loops only."""
+    """Runs the body `trips` times. In trip k, size `step` is `begin + by * k`; with `reverse` the
+    last trip runs first. The loop ends after a step that writes False to `until`. `ran`: the size
+    that holds the number of steps that ran. Both may be "". A body has launches and loops only."""
 
     step: str
     begin: Index
@@ -173,7 +173,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Free:
-    """The memory of these tensors is given back, if no view of it is left."""
+    """Frees the memory of these tensors, unless a view of it is alive."""
 
     names: tuple[str, ...]
 
@@ -183,7 +183,7 @@ Statement = Size | Take | Over | Work | Fill | Dense | View | Own | Launch | Loo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostProgram:
-    """`sizes` and `numbers`: what a call is given beside `inputs`. `results`: names of tensors."""
+    """`sizes` and `numbers`: parameters besides `inputs`. `results`: names of tensors."""
 
     sizes: tuple[str, ...]
     numbers: tuple[str, ...]
@@ -193,7 +193,7 @@ class HostProgram:
 
 
 def names_in(place: Place) -> Iterator[str]:
-    """The tensors that a place is a part of."""
+    """Return the names of the tensors in a place."""
     match place:
         case str():
             yield place
@@ -206,7 +206,7 @@ def names_in(place: Place) -> Iterator[str]:
 
 
 def reads(statement: Statement) -> Iterator[str]:
-    """The tensors, and the work memory, that a statement needs."""
+    """Return the tensors and the work memory that a statement reads."""
     match statement:
         case Over() | Dense() | View():
             yield statement.of

@@ -7,7 +7,7 @@
         run_k0(pack_k0(pool, threads, work.address, x.data_ptr(), t2.data_ptr(), s0))
         return [t2]
 
-How memory is taken and a kernel launched differs between machines: a `Dialect` has the lines.
+Allocations and launches differ between CPU and GPU: a `Dialect` writes their lines.
 """
 
 from __future__ import annotations
@@ -53,52 +53,52 @@ _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={
 
 
 class Dialect(ABC):
-    """What differs between machines. Names of kernels are given as they stand in Python's text."""
+    """Writes the lines that differ between CPU and GPU. Kernel names are Python identifiers."""
 
     chooses = True  # whether a product runs by the kernel or by the library, as is faster
 
     @abstractmethod
     def opening(self, program: HostProgram) -> Iterator[str]:
-        """Lines after those that name what a call is given."""
+        """Lines at the beginning, after the parameters are unpacked."""
 
     @abstractmethod
     def take(self, name: str, statement: Take) -> str:
-        """An uninitialised tensor."""
+        """The line that allocates an uninitialised tensor."""
 
     @abstractmethod
     def over(self, statement: Over, of: str, is_input: bool) -> str:
-        """The memory of a tensor as that of another one."""
+        """The line that makes a tensor in the memory of another one."""
 
     @abstractmethod
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
-        """Work memory for all threads. `in_loop`: of launches of a loop, which may find there what
-        an earlier step left, while other kernels run."""
+        """The line that allocates work memory for all threads. `in_loop`: launches of a loop use
+        it, and later steps may read there what an earlier step left."""
 
     @abstractmethod
     def launch(self, launch: Launch, name: str, work: str) -> str:
-        """A kernel runs."""
+        """The lines that launch a kernel."""
 
     @abstractmethod
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
-        """A `runtime.steps.Launch`. `slots`: tensors, sizes and numbers, in order; `sizes`: a dict
-        of the sizes in the first step."""
+        """The text of a `runtime.steps.Launch`. `slots`: tensors, sizes and numbers, in order.
+        `sizes`: a dict of the sizes in the first step."""
 
     @abstractmethod
     def run(self, steps: str, tensors: str) -> str:
-        """Runs a loop; gives how many steps that were. `tensors`: the list of those in whose memory
-        slots lie."""
+        """The text that runs a loop and returns the number of steps that ran. `tensors`: the list
+        of tensors that the slots refer to."""
 
     @abstractmethod
     def scope(self, program: HostProgram) -> dict[str, Any]:
-        """What these lines call by name, kernels aside."""
+        """Objects that these lines refer to by name, except kernels."""
 
     @abstractmethod
     def own(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Memory for what was a part of another tensor."""
+        """The text that copies a part of a tensor to memory of its own."""
 
 
 def scope_of(program: HostProgram, dialect: Dialect) -> dict[str, Any]:
-    """What the text calls by name, kernels aside."""
+    """Return the objects that the text refers to by name, except kernels."""
 
     def own(x: Tensor) -> Tensor:
         if x.untyped_storage().nbytes() - x.nbytes < MUCH_BYTES:
@@ -113,30 +113,30 @@ def scope_of(program: HostProgram, dialect: Dialect) -> dict[str, Any]:
 
 
 def python_text(program: HostProgram, dialect: Dialect) -> str:
-    """Python source of `run(tensors, sizes, numbers) -> list[Tensor]`."""
+    """Return Python source of `run(tensors, sizes, numbers) -> list[Tensor]`."""
     return _Printer(program, dialect).text()
 
 
 def name_of(name: str) -> str:
-    """A name in Python's text."""
+    """Return the Python identifier for a name."""
     plain = name.replace(".", "_")
     return f"{plain}_" if keyword.iskeyword(plain) else plain
 
 
 def whole_name(place: Place) -> str:
-    """The name of a tensor that a launch outside of loops is given."""
+    """Return the name of the tensor at a place; a launch outside loops has no rows."""
     assert isinstance(place, str), "a row of a loop outside of one"
     return name_of(place)
 
 
 def python_tuple(parts: Iterable[Index]) -> str:
-    """A tuple of sizes."""
+    """Return the text of a tuple of sizes."""
     texts = list(map(str, parts))
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
 def clamp(number: int, extent: int) -> int:
-    """As indices have it: in [0, extent)."""
+    """Return the index clamped to [0, extent)."""
     return min(max(number, 0), extent - 1)
 
 
@@ -151,7 +151,7 @@ def row_slot(
     level: int,
     first: Slot | None = None,
 ) -> Moving:
-    """The slot of a `Row`: at the first step `first`, or its own row."""
+    """Return the slot of a `Row`: at the first step `first`, else its row of the stack."""
     base, stride = behind(base, row_bytes * begin), row_bytes * by
     first = behind(base, stride * (first_trip % rows)) if first is None else first
     return Moving(first=first, base=base, stride=stride, shift=shift, rows=rows, level=level)
@@ -227,7 +227,7 @@ class _Printer:
             self.sizes[loop.ran] = None
 
     def steps_of(self, loop: Loop) -> Iterator[str]:
-        """For each loop, how many trips, the first of them, and the slot of its step."""
+        """For each loop: the number of trips, the first trip, and the slot of its step."""
         step, level = loop.step, len(self.loops)
         yield f"trips_{step} = {loop.trips}"
         yield f"first_{step} = {f'trips_{step} - 1' if loop.reverse else '0'}"
@@ -290,7 +290,8 @@ class _Printer:
 
 
 def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
-    """PyTorch's matrix product or the kernel, whichever was faster at such sizes."""
+    """The lines that run PyTorch's matrix product or the kernel, whichever was faster at such
+    sizes."""
     left, right, result = (
         f"{name_of(x.source)}.as_strided({python_tuple(x.sizes)}, "
         f"{python_tuple(x.strides)}, {x.offset}{base})"

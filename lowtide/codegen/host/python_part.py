@@ -9,11 +9,11 @@ among them. Out: a `PythonPart`: its text, and what runs it.
         %s.3: int = py.xor(%1, %i)                        s = (s >> 1) ^ i
         yield(%true, %s.3)                            return (s,)
 
-A value that is used once, on its own source line, is written into its user; what a loop carries
-has one variable wherever the old value is not read after the new one is made.
+A value that is used once, on its own source line, is inlined into its use. A value that a loop
+carries keeps one variable unless the old value is still read after the new one is computed.
 
-Always holds: it does what `ir.interpret` does, in the same order; an exception has the source line
-of its op.
+Invariant: the function does what `ir.interpret` does, in the same order, and an exception has the
+source line of its op.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _OTHERS: Final = {
 
 
 class PythonPart:
-    """See the module's text. `inputs`: values that the environment has; `results`: those that are
-    put there."""
+    """Ops that run as one Python function. `inputs`: values that it reads from the environment.
+    `results`: values that it writes there."""
 
     def __init__(
         self, ops: Sequence[Op], results: Sequence[Value], constants: Mapping[Value, object]
@@ -54,7 +54,7 @@ class PythonPart:
         self._run = cast("Callable[..., tuple[Any, ...]]", scope[NAME])
 
     def run(self, env: Env) -> None:
-        """Reads the inputs from `env`, writes the results into it."""
+        """Read the inputs from `env`, write the results into it."""
         try:
             found = self._run(*[env[v] for v in self.inputs])
         except Exception as error:
@@ -71,8 +71,8 @@ class PythonPart:
 
 
 def plain_values(block: Block) -> frozenset[Value]:
-    """Values of a function's block, and of those within it, that hold no tensor: by their types,
-    and what `tolist` and `item` gave wherever it goes."""
+    """Return the values of a function's block and its nested blocks that hold no tensor: judged by
+    type, or made by `tolist` or `item`."""
     sources: dict[Value, Sequence[Value]] = dict.fromkeys(block.args, (_TENSOR,))
     for op in walk(block):
         sources.update(_sources(op))
@@ -90,7 +90,8 @@ _TENSOR: Final = Value("tensor", t.TENSOR)  # stands for any
 
 
 def _sources(op: Op) -> Iterator[tuple[Value, Sequence[Value]]]:
-    """What the op makes, each with what must hold no tensor for that to hold none."""
+    """Yield each result of the op with the values that it is made of. A result holds no tensor if
+    none of these does."""
     if op.name == "if":
         yields = [block.terminator.operands for block in op.blocks]
         yield from zip(op.results, zip(*yields, strict=True), strict=True)
@@ -111,8 +112,7 @@ def _sources(op: Op) -> Iterator[tuple[Value, Sequence[Value]]]:
 
 
 def is_printable(op: Op, plain: Collection[Value]) -> bool:
-    """Whether the op, with all that is in it, can be part of such a function; `plain`: see
-    `plain_values`."""
+    """Whether the op and its blocks can be part of such a function. `plain`: see `plain_values`."""
     loops, blocks = _nested(op)
     return loops <= _MOST_LOOPS and blocks <= _MOST_BLOCKS and _is_printable(op, plain)
 
@@ -140,7 +140,7 @@ def _is_spelled(op: Op) -> bool:
 
 
 def _nested(op: Op) -> tuple[int, int]:
-    """How many loops, and how many blocks, are in one another."""
+    """Return the depth of nested loops, and of nested blocks."""
     inner = [_nested(x) for block in op.blocks for x in block.ops]
     loops, blocks = (max((each[k] for each in inner), default=0) for k in (0, 1))
     return loops + (op.name == "loop"), blocks + bool(op.blocks)

@@ -1,4 +1,4 @@
-"""What a region does around its kernels, as data.
+"""The program of a region around its kernels, as data.
 
     numbers s0
     size s1 = py.mul(s0, a[1])              before the first call with these sizes
@@ -9,7 +9,7 @@
     result o[0], v0
 
 `a` are the live-ins, `o` the kernels' outputs. Ops are named as the IR names them. The region's
-`HostProgram` says how the kernels run; `execute/host_code` writes this one from a trace.
+`HostProgram` describes how the kernels run; `execute/host_code` writes this one from a trace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowtide.texpr.index import Atom, Clamp, FloorDiv, Index, Mod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A live-in, or an item of it; `path`: subscripts, keys of dicts too."""
+    """A live-in, or an item of it. `path`: subscripts and dict keys."""
 
     position: int
     path: tuple[int | str, ...] = ()
@@ -41,7 +41,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """What a statement made, or an item of it."""
+    """The result of a statement, or an item of it."""
 
     name: str
     item: int | None = None
@@ -49,28 +49,30 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A number that sizes give."""
+    """A number computed from sizes."""
 
     index: Index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Literal:
-    """A constant that has a text."""
+    """A constant that can be printed."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Object:
-    """An object of the user's program that has no text, by name: a generator, say."""
+    """An object of the user's program that cannot be printed, by name: a generator, for
+    instance."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A sequence. `kind`: "list", "tuple", or the name of the `Object` that makes it of a tuple."""
+    """A sequence. `kind`: "list", "tuple", or the name of the `Object` that makes it from a
+    tuple."""
 
     kind: str
     elems: tuple[Operand, ...]
@@ -86,7 +88,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A tensor of which only sizes and dtype count."""
+    """A tensor of which only sizes and dtype are used."""
 
     dtype: torch.dtype
     shape: tuple[Index, ...]
@@ -97,7 +99,7 @@ Operand = Live | Output | Made | Number | Literal | Object | Group | Entries | S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`name` is what the op gives for these operands. It may raise."""
+    """The result of the op `name` for these operands. It may raise."""
 
     name: str
     op: str
@@ -106,7 +108,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A size is what an op gives for these operands."""
+    """A size, computed by an op from these operands."""
 
     name: str
     op: str
@@ -115,7 +117,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """An output whose dims stand in another order: dim k of the result is its dim `order[k]`."""
+    """A permuted view of an output: dim k of the result is its dim `order[k]`."""
 
     name: str
     of: Output
@@ -124,7 +126,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Let:
-    """A list, a tuple or a dict that stands in several places is one object."""
+    """A list, tuple or dict that is used in several places and must be one object."""
 
     name: str
     value: Operand
@@ -132,9 +134,9 @@ class Let:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The kernels run on tensors among the live-ins, and on numbers. Checks come after `outputs`;
-    one that is false ends the call. `may_capture`: the device may record a graph instead, which
-    cannot look at checks."""
+    """Runs the kernels on tensors among the live-ins, and on numbers. Their results are the
+    `outputs`, then the checks; a false check ends the call. `may_capture`: the device may record a
+    CUDA graph instead, in which checks cannot be read."""
 
     inputs: tuple[Live, ...]
     numbers: tuple[Operand, ...]
@@ -145,7 +147,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """The values of a tensor become those of another one."""
+    """Copies the values of a tensor into another one."""
 
     to: Operand
     value: Operand
@@ -156,8 +158,8 @@ Statement = Size | Call | Turn | Let
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionProgram:
-    """`numbers`: names of the sizes that a call is given; `sizes` computes others, once for each
-    new set of sizes; `before` the kernels and `after` them, each call; then `writes`."""
+    """`numbers`: names of the sizes that a call is given. `sizes` computes further sizes, once for
+    each new set of sizes. Each call runs `before`, the kernels, `after`, then `writes`."""
 
     numbers: tuple[str, ...]
     sizes: tuple[Statement, ...]
@@ -169,7 +171,7 @@ class RegionProgram:
 
 
 def live_ins(program: RegionProgram) -> Iterator[int]:
-    """Positions of live-ins that are looked at, or handed out, when the kernels are done."""
+    """Return the positions of live-ins that are read or returned after the kernels have run."""
     for statement in program.after:
         match statement:
             case Size(operands=operands) | Call(operands=operands):
@@ -195,7 +197,7 @@ def _positions(operands: Iterable[Operand]) -> Iterator[int]:
 
 
 def verify_region(program: RegionProgram) -> None:
-    """Raises VerifyError, an internal fault of ours, where something is read before it is made."""
+    """Raises VerifyError, an internal fault, if a value is read before it is defined."""
     kernels = program.kernels
     _Checker(0, set()).statements(program.sizes)
     _Checker(0, set()).statements(program.before)
@@ -210,7 +212,7 @@ def verify_region(program: RegionProgram) -> None:
 
 
 class _Checker:
-    """`outputs`: how many of the kernels' outputs there are; `made`: names of what is there."""
+    """`outputs`: the number of the kernels' outputs. `made`: names that are defined so far."""
 
     def __init__(self, outputs: int, made: set[str]) -> None:
         self.outputs = outputs
@@ -246,7 +248,7 @@ class _Checker:
 
 
 def print_region(program: RegionProgram) -> str:
-    """The text of a region's program, a line for each statement."""
+    """Return the text of a region's program, one line a statement."""
     lines = [f"numbers {', '.join(program.numbers)}"] if program.numbers else []
     lines += [s if s.startswith("size ") else f"prepare {s}" for s in map(_line, program.sizes)]
     lines += map(_line, program.before)
@@ -274,7 +276,7 @@ def _line(statement: Statement) -> str:
 
 
 def text_of(x: Operand, size: Callable[[str], str] = str, literal: Literals = print_literal) -> str:
-    """An operand; `size`: the text of a size by its name."""
+    """Return the text of an operand. `size`: gives the text of a size from its name."""
     match x:
         case Live(position=position, path=path):
             return f"a[{position}]" + "".join(f"[{i!r}]" for i in path)
@@ -308,7 +310,7 @@ Literals = Callable[[object], str]
 
 
 def index_text(index: Index, size: Callable[[str], str] = str) -> str:
-    """A polynomial in sizes."""
+    """Return the text of a polynomial in sizes."""
 
     def atom_text(atom: Atom) -> str:
         match atom:
@@ -346,7 +348,7 @@ class PythonRegion:
         v0 = torch_select(a[0], 0, 1)
         return (o[0], v0)
 
-    `records`: the kernels are handed all live-ins too, and the writes as a function."""
+    `records`: the kernels also get all live-ins, and the writes as a function."""
 
     def __init__(self, program: RegionProgram, records: bool) -> None:
         self.program = program
@@ -357,12 +359,12 @@ class PythonRegion:
         self.literals: dict[str, object] = {}  # by name: constants that Python cannot spell
 
     def prepare(self) -> str:
-        """Source of `prepare`, "" where no size is computed."""
+        """Return the source of `prepare`, "" if no size is computed."""
         body = [self._line(s) for s in self.program.sizes]
         return "\n".join(["def prepare(a, z):", *body]) if body else ""
 
     def run(self) -> str:
-        """Source of `run`."""
+        """Return the source of `run`."""
         program = self.program
         writes = [f"    write({self._text(w.to)}, {self._text(w.value)})" for w in program.writes]
         lines, more = ["def run(a, z, sizes):"], ", a" * self.records
@@ -410,12 +412,12 @@ class PythonRegion:
 
 
 def function_name(op: str) -> str:
-    """What Python's text calls the function of an op."""
+    """Return the name of an op's function in the Python text."""
     return "".join(c if c.isalnum() else "_" for c in op)
 
 
 def _guarded(lines: Sequence[str]) -> list[str]:
-    """Lines of Python's or PyTorch's own functions, which may raise."""
+    """Return lines that call Python's or PyTorch's functions, which may raise."""
     if not lines:
         return []
     inner = [f"    {line}" for line in lines]

@@ -54,7 +54,7 @@ _SIGNS: Final[dict[type[ast.operator], str]] = {
 
 
 def parse_region(text: str) -> RegionProgram:
-    """The program that this text prints; raises ParseError."""
+    """Return the program that this text prints. Raises ParseError."""
     return _Parser(text).program()
 
 
@@ -244,6 +244,6 @@ def _is_object(name: str) -> bool:
 
 
 def _is_operand(tree: ast.Call) -> bool:
-    """Is it an operand that looks like a call?"""
+    """Whether a call expression is an operand, not a statement."""
     name = tree.func.id if isinstance(tree.func, ast.Name) else ""
     return name in ("sized", "device", "complex") or _is_object(name)

@@ -1,4 +1,4 @@
-"""The rules of a host program: what is read is there, and nothing is given back twice.
+"""The rules of a host program: every name is defined before it is read, and freed at most once.
 
 In:  a host program. Out: nothing; raises VerifyError, an internal fault of ours.
 
@@ -38,7 +38,7 @@ from lowtide.texpr.index import Size as SizeAtom
 
 
 def verify_host(program: HostProgram) -> None:
-    """Raises VerifyError where a rule is broken."""
+    """Raises VerifyError if a rule is broken."""
     _Checker(program).check()
 
 
