@@ -71,7 +71,7 @@ class Nest:
 
     def _take_parts(self, value: Any, found: _Parts, where: str, leaves: list[Any]) -> None:
         parts, keys, _ = found
-        if isinstance(value, Mapping):
+        if issubclass(type(value), Mapping):
             if set(keys) != set(self.keys):
                 raise TypeError(f"{where} has the keys {list(keys)}, traced with {list(self.keys)}")
             parts, keys = [value[k] for k in self.keys], self.keys
@@ -82,7 +82,7 @@ class Nest:
     def in_files(self) -> Nest:
         """The nest without classes that files do not know: mappings are dicts, named tuples are
         tuples."""
-        kind = self.kind
+        kind: Any = self.kind
         children = tuple(c.in_files for c in self.children)
         if isinstance(kind, type) and issubclass(kind, Mapping):
             return Nest(dict, children, self.keys)
