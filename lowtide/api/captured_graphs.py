@@ -34,12 +34,14 @@ from lowtide.torch_private.graph_capture import break_of, first_graph, wrapped
 from lowtide.torch_private.pytree import tree_leaves, tree_map_only
 
 SEVERAL: Final = (
-    "PyTorch captured several graphs of one call: each is held to the budget of {budget:,} bytes "
-    "by itself, and what the results of earlier ones hold is not counted. fullgraph=True, or "
-    "lt.script, holds the whole call"
+    "PyTorch captured several graphs in one call. Each has a budget of {budget:,} bytes "
+    "of its own, and the memory of earlier graphs' results is not counted. fullgraph=True, or "
+    "lt.script, applies the budget to the whole call"
 )
-NONE: Final = "PyTorch captured no graph: Python runs all of it, which keeps to no budget"
-BETWEEN: Final = "each graph is counted by itself, and not what Python runs between them"
+NONE: Final = (
+    "PyTorch captured no graph: Python runs the whole function, and the budget is not enforced"
+)
+BETWEEN: Final = "each graph is counted separately; what Python runs between them is not counted"
 _NO_PLAN: Final = MemoryPlan(peak_bytes=0, formula="0", buffers=())
 _CPU: Final = torch.device("cpu")
 
@@ -139,13 +141,13 @@ class Asked:
             graphs.append((self.make(module), tuple(map(_stand_in, examples))))
             if not (why := break_of(module)):
                 return graphs, notes
-            notes += [f"Python goes on after this graph: {why}", BETWEEN]
+            notes += [f"there is a graph break after this graph: {why}", BETWEEN]
         for ran in list(self.ran.values()):
             graph = ran.graph()
             if graph is not None and not ran.is_first:  # which is captured for these inputs, or not
                 graphs.append((graph, ran.inputs))
         if len(graphs) < 2:
-            notes.append("later graphs are known after a call")
+            notes.append("later graphs are known only after a call")
         return graphs, notes
 
 

@@ -142,7 +142,9 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> CompiledGraph | Pl
 def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
     """What `torch.compile(options=…)` asks for, of each captured graph."""
     if others:
-        raise LowtideError(f"no option {sorted(others)[0]!r}: there are `budget` and `tune`")
+        raise LowtideError(
+            f"unknown option {sorted(others)[0]!r}: the options are `budget` and `tune`"
+        )
     return options_of(budget, tune)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def tell_without_budget(name: str, why: str) -> None:
     """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
-    warn(f"{name}: its budget is not kept, for PyTorch runs it as it is: {why}")
+    warn(f"{name}: the budget is not enforced, because PyTorch runs it uncompiled: {why}")
 
 
 class Compiled(ABC):
@@ -55,7 +55,9 @@ class Compiled(ABC):
         if self.options.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
-        tell_without_budget(self.__name__, why or "its tensors are not plain ones")
+        tell_without_budget(
+            self.__name__, why or "an argument is a tensor subclass or not a dense tensor"
+        )
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +134,9 @@ class Compiled(ABC):
         if any(isinstance(v, torch.nn.Module) for v in real):
             raise CannotInline(f"the program of {self.__name__}() uses a module as an object")
         if not all(map(is_encodable, real)):
-            raise CannotInline(f"{self.__name__}() takes an object that a program has no words for")
+            raise CannotInline(
+                f"{self.__name__}() takes an object that cannot be recorded in a program"
+            )
         held = given(values, real[: len(values)])
         stand_ins = operands(recorder, (*values, *real[len(values) :]))
         with paused():

@@ -86,7 +86,7 @@ WHERE: Final = {
 # Names of torch.jit that mean nothing here, and what to write in their place.
 INSTEAD: Final = {
     "CompilationUnit": "lt.script of a Python function: source text is not compiled",
-    "RecursiveScriptClass": "the class itself: objects of it go in and come out as they are",
+    "RecursiveScriptClass": "the class itself: compiled code takes and returns its objects",
     "ONNXTracedModule": "torch.onnx.export of the plain module",
     "export_opnames": "`explain(*args)`, which lists what PyTorch runs",
     "last_executed_optimized_graph": "`graph_for(*args)` of the compiled function",

@@ -126,7 +126,7 @@ class Variant:
         paths = (g.path for g in self.guards if g.kind == "hooks")
         found = [text for text in swapped if text]
         if not found and not self.fits_modules():
-            found.append("the submodules are in another order")
+            found.append("the order of the submodules has changed")
         found += [
             f"the hooks of `{attribute(path)}` have changed"
             for path, (now_, before) in zip(paths, hooks, strict=True)
@@ -139,7 +139,7 @@ class Variant:
         try:
             captured, facts = self.reader.read()
         except (KeyError, AttributeError) as error:
-            return (f"{error.args[0]!r} is no longer where it was",)
+            return (f"{error.args[0]!r} has been moved or deleted",)
         rows = zip(self.reader.guards, self.facts, facts, strict=True)
         found += [guard_told(guard, old, new) for guard, old, new in rows if old != new]
         types = zip(self.reader.paths, self.kinds, map(type, captured), strict=True)

@@ -66,7 +66,7 @@ def trace(
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     options = options_of(budget, tune)
     if isinstance(func, Compiled | ScriptModule):
-        warnings.warn("this is compiled already: lt.trace gives it back as it is", stacklevel=2)
+        warnings.warn("this is already compiled: lt.trace returns it unchanged", stacklevel=2)
         return func
     calls = [_call(func, inputs, None) for inputs in check_inputs or ()]
     example = Example(func, _call(func, example_inputs, example_kwarg_inputs), calls)

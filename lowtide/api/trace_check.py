@@ -77,7 +77,7 @@ def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]
         again = c.again(call)
     differs = difference(c.recording.function, again.function)
     if differs:
-        yield f"{c.name}() makes another program when it is run again: {differs}"
+        yield f"{c.name}() records a different program when it runs again: {differs}"
     with _restored(kept):
         before = torch.get_rng_state()
         try:
@@ -96,7 +96,7 @@ def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]
         args = copied(call)
         repeated = _outputs(c.func(*args.args, **args.kwargs))
     if _mismatch(repeated, expected, c.tolerance):
-        wrong += "; the function itself gives other results each time"
+        wrong += "; the function itself returns different results each time"
     yield f"the recorded program of {c.name}() differs from the function: {wrong}"
 
 
@@ -160,7 +160,7 @@ def difference(a: Function, b: Function) -> str:
             ops = a.block.ops  # a line each, where nothing is nested
             is_flat = len(ops) == len(before) - 1
             place = f"{ops[k - 1].loc}: " if is_flat and 0 < k <= len(ops) else ""
-            return f"{place}`{x.strip()}` is then `{y.strip()}`"
+            return f"{place}`{x.strip()}` becomes `{y.strip()}`"
     return ""
 
 

@@ -86,7 +86,7 @@ class TracedFunction(ScriptMethod):
             wrong = f"{extra[0]!r}" if extra else f"{len(args)} of them"
             raise TypeError(
                 f"{self.__name__}() was traced with the arguments ({', '.join(names)}), "
-                f"and takes no others: {wrong}"
+                f"and takes no other ones: {wrong}"
             )
         given |= kwargs
         missing = [n for n, nest in zip(names, nests, strict=True)
@@ -137,7 +137,7 @@ def saved(traced: TracedFunction) -> Function:
         program = with_nests(program, form.names, [n.in_files for n in form.nests])
     if program is None:
         raise CompileError(
-            f"the traced {traced.__name__}() has arguments or results of a form that is not saved",
+            f"the traced {traced.__name__}() has arguments or results that cannot be saved",
             remedy="tuples, lists of one type, and dicts by name, or lt.script",
         )
     return program

@@ -75,7 +75,7 @@ class BudgetedDriver(Driver):
         """Says once why a call keeps to no budget."""
         if not self._has_told:
             self._has_told = True
-            warn(f"{self.function.name}: its budget is not kept: {why}")
+            warn(f"{self.function.name}: the budget is not enforced: {why}")
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):

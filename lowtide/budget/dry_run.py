@@ -63,13 +63,13 @@ _STATES: Final = (
 _META: Final = torch.device("meta")
 
 _AUTOCASTS: Final = ("torch.autocast", "torch.cuda.amp.autocast", "torch.cpu.amp.autocast")
-_ASKS: Final = "`{}` asks the data for a number, which is taken to be 1, or False"
-_DATA_DECIDE: Final = "the size of what `{}` gives depends on the data"
+_ASKS: Final = "`{}` reads a number from the data; 1 or False is assumed"
+_DATA_DECIDE: Final = "the size of the result of `{}` depends on the data"
 _CALLS_PYTHON: Final = ("py.call", "py.call_method", "call_module")
-_NOT_COUNTED: Final = "what `{}` allocates is Python's, and not counted"
-_NOT_DENSE: Final = "a {} tensor: PyTorch runs the call as it is, and nothing is counted"
-_STOPS: Final = "`{}` stops the program"
-_IS_PYTHON: Final = "`{}` is Python's, and is not called to see what it gives"
+_NOT_COUNTED: Final = "`{}` runs in Python; what it allocates is not counted"
+_NOT_DENSE: Final = "a {} tensor: PyTorch runs the call uncompiled, and nothing is counted"
+_STOPS: Final = "`{}` ends the program"
+_IS_PYTHON: Final = "`{}` is Python code, which a prediction does not run"
 
 
 class WalkEnds(Exception):
@@ -323,7 +323,7 @@ class Walk(Executor):
         """See the base class; if the data decide, the branch that holds more counts."""
         if env[op.operands[0]] is not UNKNOWN:
             return super().branch(plan, op, env, alive)
-        self._guess(f"{op.loc}: the data decide which branch runs; both are shown")
+        self._guess(f"{op.loc}: the branch depends on the data; both are shown")
         one, other = (self.inner(plan, block, env) for block in op.blocks)
         _keep(env, alive)
         first, rank = self._road(one)

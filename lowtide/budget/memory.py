@@ -81,7 +81,8 @@ def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
     notes = list(walk.notes)
     if plain:
         notes.insert(
-            0, f"{plain}: such a call runs as plain PyTorch; this is the compiled one's peak"
+            0,
+            f"{plain}: such a call runs as plain PyTorch; this is the peak of the compiled program",
         )
     return plan_of(walk.ledger, [walk], notes)
 
@@ -94,9 +95,7 @@ def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> Memo
     if theirs:
         names = ", ".join(theirs)
         theirs_too = "" if ledger.of_host else "; what NVIDIA's libraries take is not counted"
-        notes.append(
-            f"what PyTorch allocates inside {names} is bounded from above, not known{theirs_too}"
-        )
+        notes.append(f"what PyTorch allocates inside {names} is an upper bound{theirs_too}")
     steps = (s for walk in walks for s in walk.steps if isinstance(s, KernelStep))
     refused = [
         f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()

@@ -84,7 +84,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
             torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:
         words = re.split(r"[.\n]", str(fault))[0]
-        return [f"the backward pass is not counted further than this: {words}"]
+        return [f"the backward pass is not counted from here on: {words}"]
     finally:
         ledger.backward_ends()
     return []

@@ -50,7 +50,7 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
     reason = only_python(root) or why_not_saved(root)
     remedy = "remove the hook, or save a module whose forward calls this one"
     if own_call(root) is not None:
-        reason, remedy = "its class has a __call__ of its own", "what it does in forward, then save"
+        reason, remedy = "its class defines __call__", "what it does in forward, then save"
     for part in root.modules():
         if modifier(getattr(type(part), "__getstate__", None)) is not None:
             reason = f"the __getstate__ of {type(part).__name__} is exported"

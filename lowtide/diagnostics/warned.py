@@ -1,6 +1,6 @@
 """Warnings that point at the user's line, past the frames of Lowtide and PyTorch.
 
-warn("f: its budget is not kept: …")        train.py:12: RuntimeWarning: f: its budget is …
+warn("f: the budget is not enforced: …")        train.py:12: RuntimeWarning: f: its budget is …
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ import torch
 from lowtide.torch_private.dispatch import schema_of
 
 aten = torch.ops.aten
-DEPENDS: Final = "the size of what `{}` gives depends on the data: counted as the largest it can be"
+DEPENDS: Final = (
+    "the size of the result of `{}` depends on the data: counted as the largest it can be"
+)
 
 _COUNTS: Final = "`{}` is taken to find no more numbers than `minlength`, or than it has elements"
 

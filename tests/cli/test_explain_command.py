@@ -223,8 +223,8 @@ def test_what_cannot_be_explained(
     ("target", "shape", "why"),
     [
         ("Net", "10x5", "`linear` fails (RuntimeError: "),
-        ("picky", "10x5", "`raise` stops the program"),
-        ("checked", "10x5", "`assert` stops the program"),
+        ("picky", "10x5", "`raise` ends the program"),
+        ("checked", "10x5", "`assert` ends the program"),
         ("ninth", "5x5", "`getitem` fails (IndexError: "),
     ],
 )

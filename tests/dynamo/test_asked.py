@@ -119,8 +119,8 @@ def test_the_first_graph_before_a_call_and_each_after_one(runs: list[Any]) -> No
     with torch.no_grad():
         plan = compiled.memory(x)
         assert 500 * 40 * 4 <= plan.peak_bytes < 2 * 500 * 40 * 4
-        assert any("Python goes on after this graph" in note for note in plan.notes)
-        assert any("later graphs are known after a call" in note for note in plan.notes)
+        assert any("there is a graph break after this graph" in note for note in plan.notes)
+        assert any("later graphs are known only after a call" in note for note in plan.notes)
         assert len(compiled.explain(x)) == 1
         assert not runs
         compiled(x)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import lowtide as lt
 from tests.memory.contract import asked_bytes
 
-SEVERAL = "several graphs of one call: each is held to the budget"
+SEVERAL = "several graphs in one call. Each has a budget"
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ def used_before(x):
     a Tensor has no attribute 'foo'
         return x.foo()
                ^
-    write instead: what a Tensor has; if it is something else, an annotation that says so
+    write instead: an attribute of Tensor, or an annotation with the type that it really has
 """)
 def no_attribute(x):
     return x.foo()
@@ -224,7 +224,7 @@ error("""
     a Tensor has no attribute 'foo'
         return é + é.foo
                    ^
-        write instead: what a Tensor has; if it is something else, an annotation that says so
+        write instead: an attribute of Tensor, or an annotation with the type that it really has
 """)(Outer.Inner.method)
 
 

@@ -389,7 +389,7 @@ def test_hooks_of_submodules() -> None:
     module.other.register_forward_hook(with_keywords, with_kwargs=True)
     compiled = check(module, X)
     assert [op.attrs["why"] for op in compiled.graph.walk() if op.name == "call_module"] == [
-        "a hook that takes keywords"
+        "a hook registered with with_kwargs=True"
     ]
 
 

@@ -194,7 +194,7 @@ class PlainContainers(nn.Module):
     [
         ("layers", "a list of modules", "nn.ModuleList"),
         ("heads", "a dict of modules", "nn.ModuleDict"),
-        ("hidden", "a ReLU that is no submodule", "`self.hidden = …` in __init__"),
+        ("hidden", "a ReLU that is not registered as a submodule", "`self.hidden = …` in __init__"),
     ],
 )
 def test_modules_that_are_no_submodules(name: str, kind: str, remedy: str) -> None:

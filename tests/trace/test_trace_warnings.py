@@ -177,7 +177,7 @@ def test_check_inputs_of_other_sizes() -> None:
         return x.sum() * (1.0 / x.shape[0])
 
     text = told(fn, R(4), check_inputs=[(R(5),)])
-    assert re.search(r"const \{value=0.25\}.* is then .*value=0.2\}", text)
+    assert re.search(r"const \{value=0.25\}.* becomes .*value=0.2\}", text)
     assert "the recorded program of fn() differs from the function: the result is off by" in text
 
 
@@ -234,8 +234,8 @@ def test_python_randomness() -> None:
         return x * random.random()
 
     text = told(fn, R(4))
-    assert "makes another program when it is run again" in text
-    assert "the function itself gives other results each time" in text
+    assert "records a different program when it runs again" in text
+    assert "the function itself returns different results each time" in text
 
 
 def test_difference_is_measured() -> None:

@@ -99,7 +99,7 @@ def _zip(c: Context, call: Call) -> Node:
         return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
     strict = c.constant(call.keywords["strict"]) if "strict" in call.keywords else False
     if not isinstance(strict, bool):
-        raise c.error(call.node, "whether zip() is strict must be known while compiling", "True")
+        raise c.error(call.node, "`strict` of zip() must be a constant", "True")
     return Zip(tuple(call.args), strict)
 
 

@@ -68,7 +68,7 @@ T = TypeVar("T")
 # what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
 _TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
 _LEGACY: type = type(torch.FloatTensor)
-_DEEPEST = 200  # calls within calls
+_DEEPEST = 200  # nested calls
 
 
 @expression(ast.Call)
@@ -345,7 +345,7 @@ def inline(
     if any(is_same(f.fn, fn) and f.owner == owner for f in c.frames):
         return _recursion(c, fn, node, args, keywords or {})
     if len(c.frames) > _DEEPEST:
-        raise c.error(node, f"more than {_DEEPEST} calls within calls", "a loop")
+        raise c.error(node, f"more than {_DEEPEST} nested calls", "a loop")
     if unpacked:
         check_count(c, Call(node=cast("ast.Call", node), args=[], unpacked=True))
     signature = inspect.signature(fn, follow_wrapped=False)

@@ -47,7 +47,7 @@ def function_value(c: Context, node: ast.AST, callee: LocalFunction) -> Value:
         if _is_assigned_again(frame.source.node, callee.node, name):
             raise c.error(
                 callee.node,
-                f"a function as a value reads {name!r}, which is assigned again later",
+                f"a function used as a value reads {name!r}, which is assigned again later",
                 f"`{name}={name}` as a default of it",
             )
         held[name] = operand(c, Call(node=place, args=[]), cast("Node", found))

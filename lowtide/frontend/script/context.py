@@ -214,7 +214,7 @@ class Context:
 
     def outside(self, node: ast.AST) -> CompileError:
         """An error for syntax that is not in the language."""
-        unknown = (f"`{ast.unparse(node)[:40]}` is not in the language", "")
+        unknown = (f"`{ast.unparse(node)[:40]}` is not compiled", "")
         return self.error(node, *OUTSIDE.get(type(node), unknown))
 
     def error(self, node: ast.AST, problem: str, remedy: str = "") -> CompileError:

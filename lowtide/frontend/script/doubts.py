@@ -26,7 +26,7 @@ def size_and_list(c: Context, node: ast.Compare, a: Value, b: Value) -> None:
         return
     place = c.frame.source.loc(node)
     text = (
-        f"{place}: `{ast.unparse(node)[:60]}` is always the same, for a torch.Size is a tuple, "
-        "which equals no list; write instead: a tuple, or list(x.shape)"
+        f"{place}: `{ast.unparse(node)[:60]}` always has the same result: a torch.Size is a tuple, "
+        "and a tuple never equals a list; write instead: a tuple, or list(x.shape)"
     )
     warnings.warn_explicit(text, UserWarning, place.file, place.line, registry=_shown)

@@ -53,7 +53,7 @@ def type_of_live(obj: object) -> Type:
 def store_outside(c: Context, node: ast.AST, base: PythonObject, name: str, value: Node) -> None:
     """`Model.calls = value`: Python sets it, and every use of it in the program reads it anew."""
     if not may_change(base.obj):
-        raise c.error(node, f"{describe(base)} is not the program's to change", _A_FUNCTION)
+        raise c.error(node, f"{describe(base)} cannot be changed by compiled code", _A_FUNCTION)
     key = id(base.obj), name
     if key not in c.assumed.assigned:
         c.assumed.assigned[key] = base.obj

@@ -39,7 +39,7 @@ def isinstance(obj: object, target_type: Any) -> bool:
     Raises RuntimeError, as torch.jit's, for what is neither a type nor a tuple of types."""
     tested = tested_types(target_type)
     if tested is None and type(target_type) in (list, dict, set, str, int):
-        raise RuntimeError(f"{target_type!r} is no type, nor a tuple of types")
+        raise RuntimeError(f"{target_type!r} is not a type or a tuple of types")
     return tested is not None and any(t.is_instance(obj, type_) for type_ in tested)
 
 

@@ -68,13 +68,13 @@ def only_python(module: torch.nn.Module) -> str:
     if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
         return "a module of torch.jit"
     if own.get("_forward_pre_hooks_with_kwargs") or own.get("_forward_hooks_with_kwargs"):
-        return "a hook that takes keywords"
+        return "a hook registered with with_kwargs=True"
     if own.get("_forward_hooks_always_called"):
-        return "a hook that is always called"
+        return "a hook registered with always_call=True"
     if own.get("_backward_hooks") or own.get("_backward_pre_hooks"):
         return "a backward hook"
     if not _calls_forward(type(module)) and own_call(module) is None:
-        return "its class has a __call__ of its own"
+        return "its class defines __call__"
     hooks = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values()]
     if not all(isinstance(h, FunctionType | MethodType) or is_torch_hook(h) for h in hooks):
         return "a hook that is not a Python function"

@@ -180,7 +180,7 @@ def _not_held(name: str, found: object) -> tuple[str, str]:
     kind = type(found).__name__
     if isinstance(found, torch.nn.Module):
         return (
-            f"a {kind} that is no submodule",
+            f"a {kind} that is not registered as a submodule",
             f"`self.{name} = …` in __init__, which registers it",
         )
     if _holds_modules(found):
@@ -190,7 +190,7 @@ def _not_held(name: str, found: object) -> tuple[str, str]:
 
 
 def _holds_modules(found: object) -> bool:
-    """Whether it is a plain list, tuple or dict of modules, or a module that is no submodule."""
+    """Whether it is a plain list, tuple or dict of modules, or a module outside the tree."""
     if isinstance(found, dict):
         found = list(cast("dict[object, object]", found).values())
     if isinstance(found, list | tuple):

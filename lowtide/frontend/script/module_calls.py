@@ -58,7 +58,7 @@ def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     """`module(args)`, hooks included."""
     if hasattr(type(ref.module), "__prepare_scriptable__"):
         problem = (
-            f"the part {ref.path!r} is to be compiled as what its __prepare_scriptable__ gives"
+            f"the submodule {ref.path!r} defines __prepare_scriptable__, which is not called here"
         )
         raise c.error(
             call.node, problem, f"`module.{ref.path} = lt.script(module.{ref.path})` first"
@@ -66,7 +66,7 @@ def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
     own = None if ref.runs_forward else own_call(ref.module)
     if own is not None:
         bound = BoundMethod(own, ref)
-        why = "its class has a __call__ of its own"
+        why = "its class defines __call__"
         return attempt_or(
             c,
             lambda: _method(c, bound, call),

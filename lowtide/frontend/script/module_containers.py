@@ -112,7 +112,7 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
             return Chosen(found, nodes, tuple(keys))
         return Chosen(_position(c, node, ref, found), nodes)
     loop = f"`for i, module in enumerate({ast.unparse(node.value)})` with an `if` on i"
-    raise c.error(node, "the index of a container must be known while compiling", loop)
+    raise c.error(node, "the index into a container of modules must be a constant", loop)
 
 
 def _position(c: Context, node: ast.Subscript, ref: Node, index: Value) -> Value:
@@ -149,7 +149,7 @@ def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
     found = c.expr(node.slice)
     if isinstance(found, Value) and count and all(map(is_choosable, members.nodes)):
         return Chosen(_position(c, node, members, found), members.nodes)
-    problem = "the index of a container must be known while compiling"
+    problem = "the index into a container of modules must be a constant"
     raise NotKnown(problem, c.frame.source.loc(node), "a constant")
 
 
@@ -189,7 +189,7 @@ def _is_among(c: Context, node: ast.AST, sought: Node, members: Sequence[Node]) 
     values = [m for m in members if isinstance(m, Value)]
     if isinstance(sought, Value) and len(values) == len(members):
         return c.py(node, "py.contains", c.builder.tuple_make(values), sought)
-    problem = f"{describe(sought)} is looked up among modules that are known while compiling"
+    problem = f"{describe(sought)} is compared with modules, which only exist while compiling"
     raise c.error(node, problem, "a str, looked up among the keys of an nn.ModuleDict")
 
 

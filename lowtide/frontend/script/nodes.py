@@ -187,7 +187,9 @@ ITERATORS = (Enumerate, Zip, Reversed)  # in Python, objects that can be read on
 
 def read_once(name: str, loc: Loc) -> Poison:
     """What a variable is that held an iterator, once that has been read."""
-    return Poison(f"{name!r} is an iterator, which can be read once", "`list(…)` around it", loc)
+    return Poison(
+        f"{name!r} is an iterator, which can be read only once", "`list(…)` around it", loc
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +232,7 @@ def describe(node: Node) -> str:
         case ModuleRef(module):
             return f"a module ({type(module).__name__})"
         case Members():
-            return "a tuple or list of what is known while compiling, such as modules,"
+            return "a tuple or list of compile-time objects, such as modules,"
         case FinishedMethod(ref, name):
             return f"the method {name!r} of {describe(ref)}"
         case _:

@@ -320,7 +320,7 @@ def _compare_objects(
         found = left.obj in right.obj
         return c.const(found != isinstance(op, ast.NotIn))
     raise c.error(
-        node, "Python objects are compared here by other than `is` and `==`", "`is`, `==` or `in`"
+        node, "Python objects can only be compared by `is`, `==` or `in`", "`is`, `==` or `in`"
     )
 
 

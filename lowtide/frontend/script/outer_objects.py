@@ -45,7 +45,7 @@ def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -
     if may_change(base.obj) and (member := _computed(base.obj, name)) is not None:
         return _computed_attribute(c, node, base, name, member)
     if not hasattr(base.obj, name):
-        near = alike(name, dir(base.obj), "a name that is there")
+        near = alike(name, dir(base.obj), "the name of an attribute that exists")
         raise c.error(node, f"{describe(base)} has no attribute {name!r}", near)
     path = f"{base.path}.{name}" if base.path else ""
     found: object = getattr(base.obj, name)

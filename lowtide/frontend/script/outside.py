@@ -231,8 +231,8 @@ def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None
     often = next((name for _, name, _, _ in changed if counts[name] == _OFTEN), None)
     if often is not None:
         warn(
-            f"{program} is compiled anew whenever `{often}` changes, which it did {_OFTEN} times; "
-            "an argument would be read at each call"
+            f"{program} is recompiled whenever `{often}` changes, so far {_OFTEN} times; "
+            "pass it as an argument, which is read at each call"
         )
     told = tuple(_told(h, n, was, now) for h, n, was, now in changed)
     return Assumptions(varying=before.varying | varying, counts=counts, differences=told)
@@ -241,8 +241,8 @@ def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None
 def _told(holder: object, name: str, was: object, now: object) -> str:
     name = f"{holder.__name__}.{name}" if isinstance(holder, FunctionType) else name
     if isinstance(was, Presence) or now is _ABSENT:
-        return f"`{name}` {'is gone' if now is _ABSENT else 'was not there before'}"
-    return f"`{name}` is another {type(now).__name__}"
+        return f"`{name}` {'was deleted' if now is _ABSENT else 'did not exist before'}"
+    return f"`{name}` was replaced by another {type(now).__name__}"
 
 
 def holder_of(fn: FunctionType, name: str) -> Any:

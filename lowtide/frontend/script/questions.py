@@ -60,7 +60,7 @@ def _isinstance(c: Context, call: Call) -> Node:
 def _type(c: Context, call: Call) -> Node:
     """`type(x)`, known from the type that x has in the program; else the run looks."""
     if len(call.args) != 1:
-        raise c.error(call.node, "type() that makes a class is not compiled", "a global class")
+        raise c.error(call.node, "type() that creates a class is not compiled", "a global class")
     (found,) = call.args
     if isinstance(found, ModuleRef):
         c.assumed.note_class(found.module)
@@ -80,7 +80,7 @@ def class_of_value(value: object) -> type:
 def _getattr(c: Context, call: Call) -> Node:
     found, name = call.args[0], c.constant(call.args[1])
     if not isinstance(name, str):
-        problem, remedy = "getattr() with a name that is computed", "the attribute itself"
+        problem, remedy = "getattr() with a computed name is not compiled", "the attribute itself"
         raise NotKnown(problem, c.frame.source.loc(call.node), remedy)
     if isinstance(found, ModuleRef) and (len(call.args) == 2 or hasattr(found.module, name)):
         return ATTRIBUTE_OF[ModuleRef](c, call.node, found, name)
@@ -101,7 +101,9 @@ def _setattr(c: Context, call: Call) -> Node:
     found, name, value = call.args[0], c.constant(call.args[1]), call.args[2]
     if type(found) not in STORE_OF or not isinstance(name, str):
         raise c.error(
-            call.node, "setattr() is compiled of modules, with a fixed name", "an assignment"
+            call.node,
+            "setattr() is compiled only for modules, with a constant name",
+            "an assignment",
         )
     STORE_OF[type(found)](c, call.node, found, name, value)
     return c.const(None)
@@ -110,7 +112,9 @@ def _setattr(c: Context, call: Call) -> Node:
 def _hasattr(c: Context, call: Call) -> Node:
     found, name = call.args[0], c.constant(call.args[1])
     if not isinstance(name, str):
-        raise c.error(call.node, "hasattr() with a name that is computed", "a fixed name")
+        raise c.error(
+            call.node, "hasattr() with a computed name is not compiled", "a constant name"
+        )
     if isinstance(found, PythonObject):
         return has_attribute(c, found, name)
     if isinstance(found, ModuleRef):

@@ -73,7 +73,7 @@ def member(type_: t.Type, cls: type, name: str) -> str:
     """What to write for an attribute that is not there, or is none of the language's."""
     if cls is not object and hasattr(cls, name):
         return IGNORED
-    otherwise = f"what a {type_} has; if it is something else, an annotation that says so"
+    otherwise = f"an attribute of {type_}, or an annotation with the type that it really has"
     return of_class(cls, name, dir(cls), otherwise)
 
 
@@ -89,13 +89,13 @@ def fitting(op_name: str, types: Sequence[t.Type]) -> str:
     if op_name in _OPERANDS:
         return _OPERANDS[op_name]
     if any(type_ == t.NONE or isinstance(type_, t.OptionalType) for type_ in types):
-        return "a test that it is not None, in front"
+        return "a check that it is not None, before this line"
     numbers = [type_ for type_ in types if type_ in _NUMBERS]
     if t.STR in types and numbers:
         return f"str() of the {numbers[0]}, or int() or float() of the str"
     if len(numbers) == len(types):
-        return "int() or float() of what does not fit"
-    return "operands of types that Python takes here"
+        return "int() or float() of the operand that does not fit"
+    return "operands of types that Python accepts here"
 
 
 def _near(name: str, names: Iterable[str], cutoff: float) -> list[str]:

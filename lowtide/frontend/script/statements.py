@@ -207,7 +207,9 @@ def compile_raise(c: Context, node: ast.Raise, rest: Sequence[Step]) -> None:
         raise c.error(node, f"{describe(found)} cannot be raised", 'raise ValueError("...")')
     cls = found.obj if isinstance(found, PythonObject) else None
     if not isinstance(cls, type) or not issubclass(cls, BaseException):
-        raise c.error(node, f"{describe(found)} is no exception", 'raise ValueError("...")')
+        raise c.error(
+            node, f"{describe(found)} is not an exception class", 'raise ValueError("...")'
+        )
     plain = getattr(builtins, cls.__name__, None) is cls
     name = cls.__name__ if plain else python_objects.name_of(cls)
     operands, keywords = _exception_arguments(c, call) if call else ([], ())

@@ -107,7 +107,9 @@ def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
             items.add("tensor", value)
         case _:
             raise c.error(
-                node, f"{describe(value)} is no index", "an int, a slice, None, ... or a tensor"
+                node,
+                f"{describe(value)} cannot be an index",
+                "an int, a slice, None, ... or a tensor",
             )
 
 
@@ -169,7 +171,7 @@ def _list_item(c: Context, node: ast.Subscript, base: Value, index: Value) -> No
         return found
     if t.is_tensor(index.type):  # Python asks the tensor for an int
         return c.py(node, "list.get", base, c.py(node, "py.index", index))
-    raise c.error(node, f"{describe(index)} is no index of {describe(base)}", "an int")
+    raise c.error(node, f"{describe(index)} cannot index {describe(base)}", "an int")
 
 
 def _tuple_item(
