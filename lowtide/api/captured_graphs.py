@@ -101,6 +101,13 @@ class _Ran:
         return True
 
 
+def shown_name(root: Any) -> str:
+    """The name of what the user compiled in errors: `Net.forward`, or that of a function."""
+    if isinstance(root, torch.nn.Module):
+        return f"{type(root).__name__}.forward"
+    return str(getattr(root, "__name__", type(root).__name__))
+
+
 class Asked:
     """Of one compiled object. `make`: see `Make`; `name`: what warnings call it."""
 
@@ -164,6 +171,11 @@ class Call:
         self._asked = asked
         self.first: Graph | None = None
         self.listener = listener
+
+    @property
+    def name(self) -> str:
+        """The name of what the user called; "" if that is not known."""
+        return "" if self._asked is None else shown_name(self._asked.root)
 
     def runs(self, graph: Graph, args: tuple[Any, ...]) -> None:
         """Before it does."""

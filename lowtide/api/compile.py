@@ -43,11 +43,13 @@ Model = TypeVar("Model", bound=Callable[..., Any])
 class CompiledGraph(Compiled):
     """One captured graph that became a program. `program` is a `GraphProgram`."""
 
-    def __init__(self, module: torch.fx.GraphModule, program: Any, options: Options) -> None:
+    def __init__(
+        self, module: torch.fx.GraphModule, program: Any, options: Options, name: str
+    ) -> None:
         self.__name__ = self.__qualname__ = program.function.name
         self.forward: Callable[..., Any] = module.forward
         self.options = options
-        self._driver = make_driver(program.function, options)
+        self._driver = make_driver(program.function, options, name)
         self._arguments: tuple[int, ...] = program.arguments
         self._captured: tuple[Any, ...] = program.captured
         self._sets_grad: bool = program.sets_grad
@@ -121,10 +123,12 @@ def backend(
 
     `options`: `budget` of each graph, and `tune`; `mode` changes nothing."""
     del example_inputs, mode
-    return _graph(gm, _asked(**(options or {}))).__call__
+    call = _of_thread.call
+    return _graph(gm, _asked(**(options or {})), "" if call is None else call.name).__call__
 
 
-def _graph(module: torch.fx.GraphModule, options: Options) -> CompiledGraph | PlainGraph:
+def _graph(module: torch.fx.GraphModule, options: Options, name: str) -> CompiledGraph | PlainGraph:
+    """A captured graph, compiled if possible. `name`: what the user compiled."""
     from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
 
     try:
@@ -136,7 +140,7 @@ def _graph(module: torch.fx.GraphModule, options: Options) -> CompiledGraph | Pl
         return PlainGraph(module, fault, options)
     function = program.function
     debug.show("ir", function.name, lambda: str(function))
-    return CompiledGraph(module, program, options)
+    return CompiledGraph(module, program, options, name)
 
 
 def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
@@ -201,7 +205,9 @@ def compile(
         options=cast("Any", options.given()) or None,
     )
     return captured_graphs.attach(
-        made, functools.partial(_graph, options=options), options.budget_bytes
+        made,
+        functools.partial(_graph, options=options, name=captured_graphs.shown_name(model)),
+        options.budget_bytes,
     )
 
 

@@ -270,9 +270,14 @@ class ScriptMethod(ScriptFunction):
             self.options = options
             for variant in self.variants():
                 before = variant.driver
-                variant.driver = made = make_driver(before.function, options)
+                variant.driver = made = make_driver(before.function, options, self._shown_name)
                 made.leaves, made.holds, made.demands = before.leaves, before.holds, before.demands
                 made.differences = before.differences
+
+    @property
+    def _shown_name(self) -> str:
+        """The name in errors and warnings: `Net.forward`."""
+        return f"{type(self._root).__name__}.{self._name}"
 
     def compile(self) -> None:
         """Compiles for the types of the annotations; raises CompileError."""
@@ -437,7 +442,7 @@ class ScriptMethod(ScriptFunction):
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
         return Variant(
-            driver=driver or make_driver(function, self.options),
+            driver=driver or make_driver(function, self.options, self._shown_name),
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,

@@ -38,9 +38,13 @@ _MOST_PLANS: Final = 256
 class BudgetedDriver(Driver):
     """See the module's text."""
 
-    def __init__(self, function: Function, budget_bytes: int, tiles: Tiles = "usual") -> None:
+    def __init__(
+        self, function: Function, budget_bytes: int, tiles: Tiles = "usual", name: str = ""
+    ) -> None:
+        """`name`: what the user calls the function, for errors and warnings."""
         super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
+        self.name = name or function.name
         self._plain = Driver(function, tiles=tiles)
         self._plans: dict[_Key, Plan | BudgetError] = {}
         self._writes = bool(may_change(function))
@@ -75,17 +79,17 @@ class BudgetedDriver(Driver):
         """Says once why a call keeps to no budget."""
         if not self._has_told:
             self._has_told = True
-            warn(f"{self.function.name}: the budget is not enforced: {why}")
+            warn(f"{self.name}: the budget is not enforced: {why}")
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):
-            raise Ineligible("a tensor that is not a dense one")  # as a call says it, before plans
+            raise Ineligible("a tensor that is not dense")  # as a call says it, before plans
         try:
             with watching.aside():
-                plan = search(self._plain, args, self.budget_bytes)
+                plan = search(self._plain, args, self.budget_bytes, self.name)
             arena.keep_tight()
             if plan.ends:
-                self._tell(f"{plan.ends}; up to there it is")
+                self._tell(f"{plan.ends}; it is enforced up to there")
             return plan
         except BudgetError as refused:
             return copy.copy(refused)
@@ -120,9 +124,10 @@ def _form(value: Any) -> Any:
     return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))
 
 
-def make_driver(function: Function, options: Options) -> Driver:
-    """A driver for a function, within a budget if there is one."""
+def make_driver(function: Function, options: Options, name: str = "") -> Driver:
+    """A driver for a function, within the budget of the options if there is one. `name`: what the
+    user calls the function, if not by its own name."""
     function = compiler.prepared(function, in_chunks=options.budget_bytes is not None)
     if options.budget_bytes is None:
         return Driver(function, tiles=options.tiles)
-    return BudgetedDriver(function, options.budget_bytes, options.tiles)
+    return BudgetedDriver(function, options.budget_bytes, options.tiles, name)

@@ -73,8 +73,9 @@ class Plan:
         return self.memory.peak_bytes
 
 
-def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
-    """See the module's text; raises BudgetError where none fits."""
+def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "") -> Plan:
+    """Return the first plan that fits. Raises BudgetError, which calls the function `name`, if none
+    does."""
     least: Plan | None = None
     for plan in _path(driver, args, budget_bytes):
         if plan.peak_bytes <= budget_bytes:
@@ -82,7 +83,7 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int) -> Plan:
         if least is None or plan.peak_bytes < least.peak_bytes:
             least = plan
     assert least is not None
-    raise refusal(driver.function.name, budget_bytes, least.memory)
+    raise refusal(name or driver.function.name, budget_bytes, least.memory)
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:

@@ -76,7 +76,7 @@ def exact_key(
         kind = type(v)  # pyright: ignore[reportUnknownVariableType]
         if kind in TENSOR_TYPES:
             if not (v.is_meta if on_meta else v.is_cpu or v.is_cuda) or v.layout is not _STRIDED:
-                raise Ineligible("a tensor that is not a dense one on the CPU or a GPU")
+                raise Ineligible("a tensor that is not a dense tensor on the CPU or a GPU")
             if v.is_cuda:
                 parts.append(v.device)
             if v.is_neg() or is_zero_tensor(v):

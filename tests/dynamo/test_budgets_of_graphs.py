@@ -82,6 +82,21 @@ def test_one_that_is_too_small_is_refused_before_its_graph_runs() -> None:
         lt.compile(chunked, budget=1_000).memory(x)  # pyright: ignore
 
 
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_the_error_names_what_the_user_compiled(entry: Any) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return chunked(x)
+
+    x = torch.rand(1200)
+    model = entry(Net(), budget=1_000)
+    for call in (model, model.memory):
+        with pytest.raises(lt.BudgetError, match=r"\ANet\.forward\(\) needs at least"):
+            call(x)
+    with pytest.raises(lt.BudgetError, match=r"\Achunked\(\) needs at least"):
+        entry(chunked, budget=1_000)(x)
+
+
 def test_a_smaller_budget_gives_no_larger_peak() -> None:
     x = torch.rand(1200)
     most = lt.script(chunked).memory(x).peak_bytes
