@@ -53,7 +53,10 @@ from lowtide.torch_private.pytree import tensors_in
 MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
 MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
-_UNSEEN: Final = ("const", "undef", "cast", "tuple.make", "tuple.get", "list.make", "unpack")
+_UNSEEN: Final = (
+    *("const", "undef", "cast", "use"),
+    *("tuple.make", "tuple.get", "list.make", "unpack"),
+)
 
 
 _STATES: Final = (

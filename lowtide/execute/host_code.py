@@ -135,18 +135,21 @@ def write(
     records: bool = False,
     orders: Mapping[Abs, Order] = NO_ORDERS,
     seen: Layouts = NO_LAYOUTS,
+    used: Sequence[Abs] = (),
 ) -> HostCode:
     """The host code of a trace whose `results` outlive it. `writes`: live-ins, and what is written
     there when nothing can fail any more. `mutates`: the function changes tensors in place
     somewhere, so that two views of one tensor must share memory. `records`: the kernels are handed
     all live-ins too, for a backward pass, and what comes of them is turned. `orders`: of outputs,
-    see `HostCode`. `seen`: results of which it shows where their parts lie."""
+    see `HostCode`. `seen`: results of which it shows where their parts lie. `used`: numbers that
+    are made, and not handed out."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
     kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
     writer = _Writer(builder, kept, orders, records)
     sizes = writer.sizes({name: derived[name] for name in ints})
     handed_out = writer.operands(results)
+    writer.operands(used)
     written = [Write(to=writer.of(x), value=writer.of(new)) for x, new in writes]
     after = writer.statements
     added = builder.program.additions(writer.outputs)

@@ -472,6 +472,7 @@ class Region:
             records,
             orders,
             self._seen(trace, results),
+            trace.used,
         )
 
     def _seen(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:

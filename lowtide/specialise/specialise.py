@@ -83,7 +83,8 @@ class NeedFloats(Exception):
 class Trace:
     """Ops [start, stop) of the block are followed. `reason` says why `stop` is not, and is empty
     where the block ended or the region was only cut; `misfit`: shapes do not fit, PyTorch will say
-    so. `writes`: live-ins, and what is written into them when all else is done."""
+    so. `writes`: live-ins, and what is written into them when all else is done. `used`: numbers
+    that are made although nothing reads them, since that may raise."""
 
     stop: int
     reason: str
@@ -94,6 +95,7 @@ class Trace:
     ops: int
     misfit: bool = False
     writes: Sequence[Write] = ()
+    used: Sequence[Abs] = ()
 
 
 def specialise(
@@ -151,6 +153,7 @@ class _Specialiser:
         self.chosen: set[Abs] = set()  # one of several tensors, as the iteration says
         self.statistics = statistics
         self.writes: list[Write] = []
+        self.used: list[Abs] = []
         self.loop: Op | None = None  # the innermost of those that are lifted
 
     def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
@@ -203,6 +206,7 @@ class _Specialiser:
             ops=self.ops,
             misfit=misfit,
             writes=self.writes,
+            used=self.used,
         )
 
     def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
@@ -282,9 +286,9 @@ class _Specialiser:
             if operands[0].value is not True:
                 raise Stop("asserts what is known only at run time")
             results = []
-        elif op.name == "use":  # of a tensor the shapes have been checked
-            if operands[0].origin is not None and not tensors_in(operands[0]):
-                raise Stop("may raise")
+        elif op.name == "use":
+            if isinstance(operands[0].origin, Origin) and not tensors_in(operands[0]):
+                self.used.append(operands[0])  # the shapes of a tensor have been checked
             results = []
         elif op.name == "mutate":
             results = [inplace.mutate(self, op, operands)]
@@ -560,7 +564,7 @@ class _Specialiser:
             self.reset(mark)
         raise NeedFloats from why
 
-    def mark(self) -> tuple[int, int, int, int, int, int]:
+    def mark(self) -> tuple[int, ...]:
         program = self.b.program
         return (
             len(program.defs),
@@ -569,9 +573,10 @@ class _Specialiser:
             len(self._undo),
             len(program.delays),
             len(self.b.writes),
+            len(self.used),
         )
 
-    def reset(self, mark: tuple[int, int, int, int, int, int]) -> None:
+    def reset(self, mark: tuple[int, ...]) -> None:
         """Forgets what an op that failed half-way left behind."""
         program = self.b.program
         for xs, before in reversed(self._undo[mark[3] :]):
@@ -583,7 +588,7 @@ class _Specialiser:
         del program.equalities[mark[2] :]
         for name in list(program.delays)[mark[4] :]:
             del program.delays[name]
-        del self.b.writes[mark[5] :], self.writes[mark[5] :]
+        del self.b.writes[mark[5] :], self.writes[mark[5] :], self.used[mark[6] :]
 
     def inline(self, block: Block, env: dict[Value, Abs]) -> list[Abs]:
         for op in block.ops[:-1]:
