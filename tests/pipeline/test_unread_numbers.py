@@ -14,21 +14,21 @@ import lowtide as lt
 
 def sizes(x: Tensor, k: int) -> Tensor:
     a = x * 2
-    rows = x.shape[0] // k
+    rows = x.shape[0] // k  # noqa: F841
     return (a * 3).sum(1)
 
 
 def items(x: Tensor, k: list[int]) -> Tensor:
     a = x * 2
-    last = k[-1]
-    part = k[0] % k[1]
+    last = k[-1]  # noqa: F841
+    part = k[0] % k[1]  # noqa: F841
     return (a * 3).sum(1)
 
 
 def floats(x: Tensor, k: float) -> Tensor:
     a = x * 2
-    scale = 1.0 / k
-    depth = math.log(k)
+    scale = 1.0 / k  # noqa: F841
+    depth = math.log(k)  # noqa: F841
     return (a * 3).sum(1)
 
 
