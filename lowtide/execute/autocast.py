@@ -19,13 +19,14 @@ _DEVICES: Final = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Autocast:
-    """By kind of device: whether it is on, and for which dtype; empty where it is off for all."""
+    """The state by device type: whether autocast is on, and its dtype. Empty if it is off
+    everywhere."""
 
     states: tuple[tuple[str, bool, torch.dtype], ...] = ()
 
     @staticmethod
     def now() -> Autocast:
-        """As it is."""
+        """Return the state of this thread."""
         if not torch_state.autocast_on():
             return Autocast()
         rows = ((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
@@ -33,7 +34,7 @@ class Autocast:
 
     @contextlib.contextmanager
     def again(self) -> Generator[None]:
-        """As it was, inside."""
+        """A context in which autocast has the saved state."""
         with contextlib.ExitStack() as stack:
             if self != Autocast.now():
                 off = tuple((d, False, torch.get_autocast_dtype(d)) for d in _DEVICES)

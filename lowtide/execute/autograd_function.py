@@ -48,10 +48,10 @@ Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRegion:
-    """The ops of a region, to be run by PyTorch, which writes no running statistics then.
-    `outputs`: for each output of the kernels, the value that it is and subscripts into it, None for
-    what is only written somewhere; `orders`: in which the kernels store it; `autocast`:
-    the lower dtype of the forward pass."""
+    """The ops of a region for PyTorch to run, without writing running statistics. `outputs`: for
+    each kernel output, the value that it is and the subscripts into it, None for one that is only
+    written into another tensor. `orders`: the order of dims in which the kernels store an output.
+    `autocast`: the lower dtype of the forward pass."""
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
@@ -61,7 +61,7 @@ class EagerRegion:
     autocast: torch.dtype | None
 
     def run(self, values: Values, run_op: Callable[[Op, Env], None] = run_op) -> Env:
-        """Runs each op by `run_op`; gives the values of all."""
+        """Run each op by `run_op`; return all values."""
         env: dict[Value, Any] = dict(zip(self.live_ins, values, strict=True))
         with torch.autocast(self.device_type, self.autocast, enabled=self.autocast is not None):
             for op in self.ops:
@@ -81,8 +81,8 @@ def eager_region(
     block: Block, start: int, stop: int, live_ins: Sequence[Value], trace: Trace, host: HostCode,
     device_type: str,
 ) -> EagerRegion | None:  # fmt: skip
-    """How PyTorch computes the outputs of kernels; None where one of them is no value of the
-    block."""
+    """Return how PyTorch computes the outputs of the kernels; None if one of them is not a value of
+    the block."""
     env, written = trace.env, {id(new) for _, new in trace.writes}
     ops = [op for op in block.ops[start:stop] if op is not block.terminator]
     known = [v for v in (*live_ins, *(r for op in ops for r in op.results)) if v in env]
@@ -113,7 +113,7 @@ def _paths(v: Value, x: Abs, wanted: Abs) -> list[tuple[Value, Path]]:
 
 
 def item(value: Any, path: Path) -> Any:
-    """What is there in a value, by subscripts."""
+    """Return the element of a value at these subscripts."""
     for k in path:
         value = value[k]
     return value
@@ -121,7 +121,7 @@ def item(value: Any, path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Stands for a tensor of a call whose values the backward pass does not need."""
+    """A placeholder for a tensor whose values the backward pass does not need."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -134,16 +134,17 @@ class _Shape:
 def launched(
     executable: Any, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Sequence[Tensor]:
-    """Runs compiled kernels; a rehearsal puts something else in its place."""
+    """Run compiled kernels. A dry run passes another function instead."""
     return executable(tensors, sizes, numbers)
 
 
 class Recorder:
-    """Called as the kernels are, with all live-ins at the end; see the module's text.
+    """Has the call signature of the kernels, plus all live-ins as the last argument.
 
-    `places`: where each tensor of the Program stands among the live-ins. `copies`: inputs that the
-    function may change in place later: if the backward pass needs them, it gets a copy. `launch`
-    runs the kernels of a backward pass."""
+    `places`: the position of each tensor of the Program among the live-ins. `copies`: inputs that
+    the function may change in place later; the backward pass gets a copy of those it needs.
+    `launch` runs the kernels of a backward pass.
+    """
 
     def __init__(
         self,
@@ -175,9 +176,9 @@ class Recorder:
         a: Values,
         written: Callable[[Sequence[Tensor]], None] | None = None,
     ) -> Sequence[Tensor]:
-        """`written`: given what is returned, writes the running statistics, where the caller does
-        not come to it: PyTorch's checkpoint ends the run of its function for the backward pass at
-        the last tensor that is saved, and a norm has written its statistics by then."""
+        """Return the outputs, with a graph. `written`: writes the running statistics, given the
+        outputs. It is needed if PyTorch's checkpoint stops the recomputation at the last saved
+        tensor, before the caller writes them."""
         for k in self.copied:
             tensors[k] = copied(tensors[k])
         for k in self.apart:
@@ -197,7 +198,7 @@ class Recorder:
 
 
 def copied(x: Tensor) -> Tensor:
-    """A copy that lies in memory as it does: so it is that the kernels read it."""
+    """Return a copy with the same strides, since the kernels were compiled for these."""
     copy = x.clone()
     if copy.stride() == x.stride() or not x.numel():
         return copy
@@ -206,7 +207,8 @@ def copied(x: Tensor) -> Tensor:
 
 
 class _Call:
-    """One forward run, for its backward pass: sizes, numbers, and live-ins that are no tensors."""
+    """One forward run, saved for its backward pass: sizes, numbers, and live-ins that are not
+    tensors."""
 
     __slots__ = (
         *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "saved"),
@@ -236,7 +238,7 @@ def _without_data(value: Any) -> Any:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A list, tuple or dict with its elements changed; anything else as it is."""
+    """Return a list, tuple or dict with its elements replaced; anything else unchanged."""
     if isinstance(value, dict):
         entries = cast("dict[Any, Any]", value)
         return {k: change(v) for k, v in entries.items()}
@@ -302,13 +304,13 @@ class _Region(torch.autograd.Function):
 
 
 def _turned(x: Tensor, order: Order | None) -> Tensor:
-    """An output as the program sees it: the kernels store its dims in this order. It is no view, so
-    that nothing stands between it and what is done with it."""
+    """Return an output in the program's order of dims; the kernels store its dims in this order. It
+    is not a view of the output in PyTorch's sense, so it may be changed in place."""
     return x if order is None else x.permute(inverse(order)).data
 
 
 def _stored(x: Tensor, recorder: Recorder, output: int) -> Tensor:
-    """The same as the kernels store it."""
+    """Return the tensor in the order of dims in which the kernels store it."""
     order = recorder.eager.orders[output]
     return x if order is None else x.permute(order)
 
@@ -323,7 +325,8 @@ def _by_kernels(
     needed: tuple[bool, ...],
     ours_alone: Sequence[int] = (),
 ) -> list[Tensor | None]:
-    """`ours_alone`: cotangents that nobody else has, so that gradients may be written over them."""
+    """Return the gradients. `ours_alone`: cotangents without other references, whose memory may be
+    reused for gradients."""
     g = call.recorder.gradient
     tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
     unchanged = {n: x for n, x in call.aliases.items() if version(x) == call.versions[n]}
@@ -358,7 +361,8 @@ def _by_kernels(
 
 
 def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor | None:
-    """A gradient found for the cotangent 1; in the same memory, if it is not needed again."""
+    """Return a gradient for cotangent 1, multiplied by the cotangent; in place if the gradient is
+    not needed again."""
     scalar = next((c for c in cotangents if c is not None), None)
     if found is None or scalar is None:
         return None
@@ -369,7 +373,8 @@ def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor
 def _run(
     made: Pass, tensors: Mapping[str, Tensor], call: _Call, free: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The gradients of a compiled pass, by input, over what is `free` where that can be."""
+    """Run a compiled backward pass; return the gradients by input, in the memory of `free` tensors
+    where possible."""
     found: dict[str, Tensor] = {}
     if made.executable is not None:
         given = [tensors[n] for n in made.inputs]
@@ -395,7 +400,8 @@ def _run(
 
 
 def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
-    """A gradient with values added at places that the data name, one after another."""
+    """Return a gradient with values scattered into it one after another, at indices from the
+    data."""
     wide = torch.float64 if like.dtype is torch.float64 else torch.float32
     device = parts[0][1].device
     total = torch.zeros(like.shape, dtype=wide, device=device) if dense is None else dense.to(wide)
@@ -411,7 +417,8 @@ def _by_eager(
     cotangents: Sequence[Tensor | None],
     needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
-    """The region's ops once more in PyTorch, and their gradients, which can be differentiated."""
+    """Run the region's ops again in PyTorch and return their gradients, which are themselves
+    differentiable."""
     r = call.recorder
     g = r.gradient
     again = torch.is_grad_enabled()
@@ -448,7 +455,7 @@ def _by_eager(
 
 
 def _start(x: Tensor | _Shape) -> Tensor:
-    """A tensor to differentiate with respect to, which is still part of the outer graph."""
+    """Return a tensor to differentiate with respect to that is still part of the outer graph."""
     if isinstance(x, _Shape):
         return x.tensor().requires_grad_()
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Compiles Programs to executables, with a hook by which a test can replace the code generator.
+"""Compiles Programs to executables. A test can replace the code generator.
 
 In: a Program. Out: an object that is called as `exe(tensors, sizes, numbers)` and gives the
 outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` puts it back.
@@ -27,7 +27,7 @@ _in_use: weakref.WeakValueDictionary[tuple[object, ...], Any] = weakref.WeakValu
 
 
 def use(compiler: Callable[..., Any] | None) -> None:
-    """Replaces the code generator of this process."""
+    """Replace the code generator of this process; None restores it."""
     _chosen[0] = compiler
 
 
@@ -40,7 +40,8 @@ def compile_program(
     machine: str = "cpu",
     tiles: Tiles = "usual",
 ) -> Any:
-    """The executable of a program; raises BackendError. `machine`: see `codegen/machines`."""
+    """Return the executable of a program. Raises BackendError. `machine`: see
+    `codegen/machines`."""
     compiler = _chosen[0]
     if compiler is not None:
         return compiler(program, symbols=symbols, scalars=scalars, hints=hints)
@@ -75,7 +76,7 @@ def _compiled(
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str) -> bool:
-    """Would a product of pairs be done more than once, if the code generator did not cut strips?"""
+    """Whether the code generator must cut strips so that no product of pairs is computed twice."""
     if _chosen[0] is not None:
         return False
     from lowtide.codegen.executable import cuts_strips as found  # costs time to import

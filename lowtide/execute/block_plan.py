@@ -1,7 +1,7 @@
-"""What is known of a block before it runs: its regions, its Python parts, what is dead where.
+"""What is known about a block before it runs: its regions, its Python parts, and live ranges.
 
-In: a block of a Function, and facts about all of the Function. Out: a `BlockPlan`, which finds out
-what it is asked for. `executor` runs it.
+In: a block of a Function, and facts about all of the Function. Out: a `BlockPlan`, whose parts are
+computed at their first use. `executor` runs it.
 
     y = x * 2 + n            region at 0, until the next op
     y[mask] = 0              no region: PyTorch runs it
@@ -35,8 +35,8 @@ _PLACES: Final = ("torch.getitem", "list.get", "mutate")
 
 
 class BlockPlan:
-    """What is known of one block: its regions by position, and which values live where. `python`:
-    see `python_part`."""
+    """The regions of one block by position, and which values live where. `python`: see
+    `python_part`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class BlockPlan:
         self._lock = threading.Lock()
 
     def region(self, pos: int) -> Region | None:
-        """The region that begins at `pos`, None where there is nothing to compile."""
+        """Return the region that begins at `pos`, None if nothing there is compiled."""
         try:
             return self._regions[pos]
         except KeyError:
@@ -127,8 +127,8 @@ class BlockPlan:
         )
 
     def _ends(self, pos: int, start: int) -> bool:
-        """Whether every region from `start` on ends here; to a list from outside nothing is added,
-        so that its growth makes no new signature."""
+        """Whether every region from `start` on ends before this op. A list from outside the program
+        is not extended inside a region, since its length would be part of the signature."""
         op = self.ops[pos]
         if op.name in _GROW:
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
@@ -136,7 +136,7 @@ class BlockPlan:
         return bool(ends_region(op)) or self._is_drivers(op, start)
 
     def _parts(self, pos: int, start: int) -> bool:
-        """Whether a region from `start` on ends here, for the graph of PyTorch's sake."""
+        """Whether a region ends here so that PyTorch's graph has a node for the value."""
         if pos == start or not self.differentiated:
             return False
         made = self.ops[pos - 1].results
@@ -146,9 +146,9 @@ class BlockPlan:
         return makes_within(self.ops[pos], self.differentiated)
 
     def _is_drivers(self, op: Op, start: int) -> bool:
-        """x[i], xs[i] and y[i] = … in a loop over i, and a list that grows or, before `start`, has
-        grown: the driver runs these, so that neither i nor a length is in a signature, of which
-        each step, or call, would have its own."""
+        """Whether the driver runs the op rather than a region: `x[i]`, `xs[i]` and `y[i] = …` in a
+        loop over i, and a list that grows or has grown before `start`. In a region, i or the length
+        would be part of the signature, so that each step or call would compile anew."""
         if not op.blocks and not self.grown.isdisjoint(op.operands):
             made = {v for later in self.ops[start:] for v in later.results}
             if not self.grown.isdisjoint(v for v in op.operands if v not in made):
@@ -167,7 +167,8 @@ class BlockPlan:
         return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])
 
     def _chooses_places(self, op: Op) -> bool:
-        """Is in its branches, and in no loop there, what the driver runs because of a place?"""
+        """Whether its branches, outside of loops, contain an indexing op that only the driver
+        runs."""
         inner = [o for block in op.blocks for o in walk(block)]
         known = {*self.constants, *(o.result for o in inner if o.name == "const")}
         return all(o.name != "loop" for o in inner) and any(
@@ -176,8 +177,8 @@ class BlockPlan:
         )
 
     def _counts_places(self, op: Op) -> bool:
-        """`2 * i + 1` of which only the driver's ops know, or the next step: an int that a region
-        takes is part of the key by which its sizes are looked up."""
+        """Whether this is an int such as `2 * i + 1` that only the driver's ops or the next step
+        use. In a region it would be part of the key by which sizes are looked up."""
         if op.name not in _ARITHMETIC or op.result.type != t.INT:
             return False
         users = [user for user in self.ops if op.result in user.operands]
@@ -187,11 +188,11 @@ class BlockPlan:
         )
 
     def share(self, inner: dict[int, BlockPlan]) -> None:
-        """From now on plans of nested blocks are taken from there, and added there."""
+        """Share the plans of nested blocks with other programs through this dict."""
         self._inner = inner
 
     def inner(self, block: Block) -> BlockPlan:
-        """The plan of a nested block."""
+        """Return the plan of a nested block."""
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
@@ -207,14 +208,14 @@ class BlockPlan:
         return found
 
     def again(self, op: Op, env: Env) -> Op | None:
-        """A checkpoint's block as a section, if what it gives are tensors for themselves."""
+        """Return a checkpoint's block as a section, if its results are tensors."""
         if op not in self._apart:
             self._apart[op] = is_apart(op, self.changed)
         return as_section(op, env, self.sections) if self._apart[op] else None
 
     def python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:
-        """Ops from `pos` on that are run as a Python function, the position after them, and what
-        is dead there; None where it would not pay."""
+        """Return the ops from `pos` on as one Python function, the position after them, and what is
+        dead there; None if that would not pay."""
         end = pos
         while end < self.last and (end == pos or self.region(end) is None):
             if not is_printable(self.ops[end], self.numbers):
@@ -232,7 +233,8 @@ class BlockPlan:
         return self.python.setdefault(pos, found)
 
     def step(self, pos: int) -> tuple[Step, tuple[Value, ...]]:
-        """What runs the op at `pos`, which has no blocks, and what is dead after it."""
+        """Return the function that runs the op at `pos`, which has no blocks, and what is dead
+        after it."""
         known = self._steps.get(pos)
         if known is None:
             op = self.ops[pos]
@@ -246,7 +248,7 @@ def _is_tensors(value: Value) -> bool:
 
 
 def _is_counted(value: Value, constants: Container[Value]) -> bool:
-    """May it be another int in each step?"""
+    """Whether the value may be another int in each step."""
     return value.type == t.INT and value not in constants
 
 
@@ -259,7 +261,7 @@ def _is_work(op: Op, numbers: Container[Value]) -> bool:
 
 
 def _liveness(block: Block) -> list[set[Value]]:
-    """For each position, the values that ops from there on use; one more entry than ops, empty."""
+    """Return for each position the values that ops from there on use; one more entry than ops."""
     live: set[Value] = set()
     found = [live]
     for op in reversed(block.ops):

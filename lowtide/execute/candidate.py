@@ -15,10 +15,11 @@ _MANY: Final = 8  # stretches of a loop of few steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Ops [start, stop) of the outer block. `extent`: of the axis, 1 where there is none and the
-    run can only be done again; `cuts`, `joins` and `orders`: see `chunks`; `updated`: inputs that
-    are written by ops of the run, which nothing else in it reads. Of a loop: how many values it
-    carries, the block of a stretch, and the ops elsewhere that are in this block."""
+    """Ops [start, stop) of the outer block, which a budget can run in chunks. `extent`: size of the
+    axis, 1 if the run can only be recomputed as a whole. `cuts`, `joins`, `orders`: see `chunks`.
+    `updated`: inputs that ops of the run write and nothing else in it reads. For a loop: the number
+    of carried values, the block of one chunk of steps, and the ops elsewhere that are in this
+    block."""
 
     start: int
     stop: int
@@ -34,10 +35,10 @@ class Candidate:
     moved: tuple[Op, ...] = field(default=(), compare=False)
 
     def more(self, chunks: int, factor: int) -> int:
-        """About `factor` times as many chunks; the same where there are no more. A size up to
-        SMALL is a constant of a signature, so that parts of another size would compile anew. Of
-        the steps of a loop, which may be few and large, two such sizes are taken: a dim that has
-        been three of them is a symbol from then on, and its kernels are others."""
+        """Return about `factor` times as many chunks, or the same number if there are no more.
+        Sizes up to SMALL are constants of a signature, so other chunk sizes compile anew. A loop,
+        whose steps may be few and large, gets two such sizes: from the third on, the dim is a
+        symbol with other kernels."""
         if self.carried is not None and self.extent // (SMALL + 1) <= 1:
             even = [n for n in range(2, self.extent // 2 + 1) if self.extent % n == 0]
             steps = (even[0] if even else 2, next((n for n in even if n >= _MANY), 0))

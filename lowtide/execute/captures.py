@@ -35,13 +35,13 @@ Read = Callable[[], tuple[Values, Values]]
 
 
 def hook_count() -> int:
-    """Grows with every hook that is registered on any module."""
+    """Return a counter that grows with every hook registered on any module."""
     return int(RemovableHandle.next_id)
 
 
 class Reader:
-    """`read()` gives the captured values, and what the guards say now; `submodules()` all that the
-    program could look into, None where there are none."""
+    """`read()` returns the captured values and the current values of the guards. `submodules()`
+    returns all submodules that the program depends on, None if there are none."""
 
     def __init__(
         self, root: torch.nn.Module, paths: Sequence[str], guards: Sequence[Guard]
@@ -66,11 +66,11 @@ class Reader:
             self.submodules = eval(f"lambda: [{held}]", self._names)
 
     def hooks(self) -> tuple[Any, ...]:
-        """The hooks of all modules that the program looks into."""
+        """Return the hooks of all modules that the program depends on."""
         return tuple(_hooks(m) for m in self._modules)
 
     def tree(self) -> dict[str, torch.nn.Module]:
-        """Each submodule by its path, as they are now."""
+        """Return the current submodules by path."""
         return tree(self._root)
 
     def _bind(self, obj: object) -> str:
@@ -120,13 +120,13 @@ class Reader:
 
 
 def tree(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The module and all below it, by path."""
+    """Return the module and all its submodules, by path."""
     return dict(_tree(root))
 
 
 def stands_for(now: torch.nn.Module | None, before: torch.nn.Module) -> bool:
-    """Whether a program that was recorded with `before` is right for `now`: it reads tensors at
-    each call, and has taken all else as it was."""
+    """Whether a program recorded with the module `before` is right for `now`: tensors are read at
+    each call, everything else was recorded as a constant."""
     if now is before:
         return True
     if type(now) is not type(before):
@@ -141,7 +141,7 @@ _NOT_ASSUMED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 def _tree(
     root: torch.nn.Module, path: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """The module and all below it, by path; what is below a shared one, once."""
+    """Return the module and its submodules by path; the submodules of a shared module only once."""
     seen = set() if seen is None else seen
     yield path, root
     if id(root) in seen:
@@ -168,7 +168,8 @@ def _hooks(module: torch.nn.Module) -> tuple[int, ...]:
 
 
 def hooks_on_all() -> tuple[int, ...]:
-    """The hooks on all modules, as `torch.nn.modules.module.register_module_forward_hook` sets."""
+    """Return the global module hooks, as set by
+    `torch.nn.modules.module.register_module_forward_hook`."""
     return tuple(key for name in GLOBAL_HOOKS for key in getattr(torch_module, name, ()))
 
 

@@ -1,4 +1,4 @@
-"""The block of a `Recomputed`, which the user's checkpoint stands for, as a section of one chunk.
+"""Turns the block of the user's checkpoint (`Recomputed`) into a section of one chunk.
 
 In: the op `with` and the values it reads. Out: a `section`, or None where PyTorch's own checkpoint
 is to run the block: gradients go through tensors that are operands and results of a section, not
@@ -31,7 +31,8 @@ _PLAIN: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 
 
 def as_section(op: Op, env: Mapping[Value, Any], made: MutableMapping[Op, Block]) -> Op | None:
-    """See the module's text. `made`: the section's block, by op, for the next call."""
+    """Return the section, or None; see the module's text. `made`: sections by op, reused by the
+    next call."""
     (block,) = op.blocks
     inputs = [v for v in free_values(block.ops) if v not in block.args]
     values = [env[v] for v in inputs]
@@ -68,8 +69,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(block: Block, env: Mapping[Value, Any]) -> bool:
-    """May it write into what is not its own? Counters are written again, as PyTorch's checkpoint
-    does it."""
+    """Whether the block may write tensors that it did not make. Counters are exempt: PyTorch's
+    checkpoint increments them twice, too."""
     counters = _counters(block, env)
     for op in walk(block):
         if op.name not in CHANGING:
@@ -82,7 +83,7 @@ def _writes(block: Block, env: Mapping[Value, Any]) -> bool:
 
 
 def _counters(block: Block, env: Mapping[Value, Any]) -> set[Value]:
-    """Integers from outside that it writes into."""
+    """Return the integer tensors from outside that the block writes."""
     written = {op.operands[0] for op in walk(block) if op.name == "mutate"}
     return {
         v
@@ -92,7 +93,7 @@ def _counters(block: Block, env: Mapping[Value, Any]) -> set[Value]:
 
 
 def _is_made_by(value: Value, block: Block) -> bool:
-    """Is its memory new, rather than perhaps a view of what was there before?"""
+    """Whether the op's result is new memory, not a view of an operand."""
     maker = next((op for op in walk(block) if value in op.results), None)
     return maker is not None and opdefs.has_kind(
         maker.name, ("pointwise", "contraction", "factory")
@@ -107,14 +108,14 @@ _KEEPING: Final = frozenset({
 
 
 def _pairs(block: Block) -> Iterator[Op | None]:
-    """What made each tensor that is written into."""
+    """Yield each tensor that is written into, with the op that made it."""
     makers = {r: op for op in walk(block) for r in op.results}
     return (makers.get(op.operands[0]) for op in walk(block) if op.name == "mutate")
 
 
 def _overwrites(maker: Op | None) -> bool:
-    """Is what is written into saved by the op that made it? PyTorch's checkpoint has it all the
-    same: it makes it anew."""
+    """Whether the block overwrites a value that the op which made it has saved for its gradient.
+    PyTorch's checkpoint allows that, since it recomputes the value."""
     if maker is None:
         return False
     name = str(maker.attrs.get("target", maker.name)).rpartition(".")[2]
@@ -122,7 +123,7 @@ def _overwrites(maker: Op | None) -> bool:
 
 
 def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:
-    """Adds what may have a graph, since it is computed from what has one."""
+    """Add the values that may have a graph because they are computed from such values."""
     for op in ops:
         for block in op.blocks:
             carrying.update(block.args)

@@ -1,4 +1,4 @@
-"""A run of ops done in chunks: the parts of an axis along which its results are independent.
+"""Runs a sequence of ops in chunks of an axis along which its results are independent.
 
 In: an op `section`, the values of its operands, what runs its block. Out: its results, and in the
 backward pass the gradients of its operands, chunk by chunk.
@@ -47,7 +47,7 @@ RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of i
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A chunk that ran with gradients: where it began, and the ends of its graph by result."""
+    """A chunk that ran with gradients: where it began, and the roots of its graph by result."""
 
     starts: list[Any]
     ends: list[GradientEdge | None]
@@ -57,7 +57,7 @@ class Chunks:
     """See the module's text."""
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
-        """`shown`: so many chunks of it are rehearsed, for all."""
+        """`shown`: run only so many chunks, in a dry run; they stand for all."""
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
@@ -86,16 +86,16 @@ class Chunks:
 
     @property
     def is_unread(self) -> bool:
-        """Does nobody ask for the values of the results?"""
+        """Whether nothing reads the values of the results."""
         return self.unread is not None and any(self.carrying)
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:
-        """Results without memory, whose graph is all that is asked for; others as they are."""
+        """Return results without memory if only their graph is used; others unchanged."""
         device = next(v.device for v in values if isinstance(v, Tensor))
         return [f.stand_in(device) if isinstance(f, Form) else f.value for f in self.unread or ()]
 
     def forward(self, values: list[Any]) -> list[Any]:
-        """The results; `values` is used up where there is only one chunk."""
+        """Return the results. `values` is consumed if there is only one chunk."""
         if self.chunks == 1:
             return self._made(values, Span(0, 1, 1))
         results: list[Any] = []
@@ -108,7 +108,8 @@ class Chunks:
         return results
 
     def _made(self, parts: list[Any], span: Span) -> list[Any]:
-        """The results of a chunk that is run again, if at all; keeps those of products."""
+        """Return the results of a chunk that the backward pass recomputes; keeps its saved
+        products."""
         made = self.run(parts)
         products = made[self.results :]
         if self.keeps and products:
@@ -117,7 +118,7 @@ class Chunks:
         return made[: self.results]
 
     def _record(self, parts: Sequence[Any], span: Span) -> list[Any]:
-        """The results of a chunk that is not run again."""
+        """Return the results of a chunk that is not recomputed."""
         starts = started(parts, self.carrying)
         with torch.enable_grad():
             results = self.run(list(starts))[: self.results]
@@ -125,7 +126,7 @@ class Chunks:
         return [r.detach() if isinstance(r, Tensor) else r for r in results]
 
     def kept(self) -> list[Tensor]:
-        """What the backward pass needs besides the operands."""
+        """Return what the backward pass needs besides the operands."""
         return []
 
     def gradients(
@@ -137,9 +138,9 @@ class Chunks:
         free: Sequence[int] = (),
         spent: Sequence[int] = (),
     ) -> list[Tensor | None]:
-        """Gradients of the operands: of one that is cut part by part, of a whole one as a sum.
-        `free`, `spent`: cotangents and operands that nobody else has, and needs again, over which
-        they may be written."""
+        """Return the gradients of the operands: joined for an operand that is cut, summed for a
+        whole one. `free`, `spent`: cotangents and operands without other uses, whose memory may be
+        reused."""
         del kept
         over = self._over(values, wanted, cotangents, free, spent)
         found = Gradients(values, over, cotangents)
@@ -165,8 +166,8 @@ class Chunks:
         free: Sequence[int],
         spent: Sequence[int],
     ) -> dict[int, Tensor]:
-        """For operands that are cut, cotangents that are cut and lie as they do, or the operands
-        themselves: where a chunk's part of these was its gradient may be."""
+        """For operands that are cut: a cotangent of the same layout, or the operand itself, into
+        whose memory each chunk's gradient may be written after the chunk has read it."""
         found: dict[int, Tensor] = {}
         left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
         for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
@@ -186,7 +187,8 @@ class Chunks:
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """As one chunk, so that the gradients can be differentiated, or taken under a transform."""
+        """Run everything as one chunk, so that the gradients are differentiable and function
+        transforms work."""
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
@@ -200,8 +202,8 @@ class Chunks:
         cotangents: Sequence[Tensor | None],
         products: list[Tensor] | None = None,
     ) -> list[Tensor | None]:
-        """Runs one chunk again, and back. `products`: what was kept of it, if anything was; what is
-        used of them is taken out."""
+        """Recompute one chunk and run its backward pass. `products`: saved products of this chunk;
+        those that are used are removed."""
         starts = started(parts, wanted)
         given, run = list(starts), self.run_again
         if products:
@@ -216,13 +218,13 @@ class Chunks:
         return gradients_of(ends, starts, wanted, cotangents, again=False)
 
     def extent(self, values: Sequence[Any]) -> int:
-        """How many points the axis has."""
+        """Return the size of the axis."""
         cut = zip(values, self.cuts, strict=True)
         return next((v.shape[c.dim] for v, c in cut if c is not None and v is not None), 1)
 
     def spans(self, values: Sequence[Any]) -> Iterator[Span]:
-        """Each chunk; sizes differ by one at most, the larger ones come first: no chunk takes more
-        than those that a plan is made from, the first alone and the next beside all results."""
+        """Yield the chunks. Sizes differ by one at most and the larger ones come first, so that no
+        chunk needs more memory than the first two, by which the peak is predicted."""
         extent = self.extent(values)
         count = min(self.chunks, extent)
         kept = count - min(self.kept_chunks, count - 1)
@@ -234,14 +236,14 @@ class Chunks:
             yield Span(start, size + (k < larger), extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
-        """What a chunk sees of each operand. None: what is updated, in the backward pass."""
+        """Return each operand's part for a chunk; None for an updated one in the backward pass."""
         return [
             v if c is None or v is None else c.of(v, span.start, span.size)
             for v, c in zip(values, self.cuts, strict=True)
         ]
 
     def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
-        """What a chunk gets of the cotangents of the results."""
+        """Return a chunk's part of each cotangent."""
         return [
             None if c is None else _given(c, d, span)
             for c, d in zip(whole, self.joins, strict=True)
@@ -250,7 +252,7 @@ class Chunks:
     def join(
         self, results: list[Any], part: Sequence[Any], joins: Sequence[int | None], span: Span
     ) -> None:
-        """Writes the results of a chunk into those of all; `results` is empty at the first."""
+        """Write a chunk's results into the joined ones. `results` is empty at the first chunk."""
         if not results:
             rows = zip(part, joins, self._orders(part, joins), strict=True)
             results += [_room(r, d, span, order) for r, d, order in rows]
@@ -261,7 +263,7 @@ class Chunks:
     def _orders(
         self, part: Sequence[Any], joins: Sequence[int | None]
     ) -> Sequence[Sequence[int] | None]:
-        """Of the dims of each result; None where the first chunk tells."""
+        """Return the order of dims of each result; None if the first chunk shows it."""
         orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
         rows = zip(part, joins, orders, strict=True)
         return [
@@ -271,12 +273,12 @@ class Chunks:
 
 
 def _copies_saved() -> contextlib.AbstractContextManager[None]:
-    """While ops run, what they save are copies."""
+    """A context in which saved tensors are copies."""
     return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
 
 
 def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    """The operands of a chunk as the beginnings of a graph of its own."""
+    """Return the operands of a chunk as leaves of a new graph."""
     starts = [
         p.detach().requires_grad_(w) if isinstance(p, Tensor) else p
         for p, w in zip(parts, wanted, strict=True)
@@ -292,7 +294,7 @@ def _ends(results: Sequence[Any]) -> list[GradientEdge | None]:
 
 
 def carries_gradient(value: Any) -> bool:
-    """Is it a tensor with a graph behind it?"""
+    """Whether it is a tensor with a graph."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
@@ -304,8 +306,8 @@ def gradients_of(
     *,
     again: bool,
 ) -> list[Tensor | None]:
-    """The gradient of each operand that is wanted; `again`: with a graph of their own. `results`:
-    tensors, or the ends of their graph."""
+    """Return the gradient of each wanted operand. `again`: make them differentiable. `results`:
+    tensors, or the roots of their graph."""
     rows = [
         (r, c)
         for r, c in zip(results, cotangents, strict=True)
@@ -325,26 +327,29 @@ def _lie_alike(a: Tensor, b: Tensor) -> bool:
 
 
 def _may_lie(part: Tensor, dim: int, order: Sequence[int]) -> bool:
-    """Is it one point along `dim`, which may be at any place in the order of the dims?"""
+    """Whether the tensor has one element along `dim`, so that any order of dims is possible
+    there."""
     told = [d for d in order_of(part) if part.shape[d] > 1]
     return part.shape[dim] == 1 and told == [d for d in order if part.shape[d] > 1]
 
 
 def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:
-    """What a chunk gets of it; of a result that is the same in all chunks, the first gets it."""
+    """Return a chunk's part of a cotangent. If all chunks share the result, only the first gets
+    it."""
     if dim is None:
         return None if span.start else cotangent
     return _joined(cotangent, dim, span)
 
 
 def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
-    """The part of a result that a chunk makes: `cat` of two rows a point has twice its size."""
+    """Return the part of a joined result that a chunk writes. For `cat` with two rows for each
+    point, that is twice the chunk's size."""
     times = whole.shape[dim] // span.extent
     return whole.narrow(dim, span.start * times, span.size * times)
 
 
 def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
-    """Memory for all chunks of a result, its dims in this order, or as the first one has them."""
+    """Allocate a joined result, with this order of dims or that of the first chunk."""
     if dim is None:
         return part
     order = order or order_of(part)

@@ -22,19 +22,19 @@ class Cut:
     step: int = 1
 
     def of(self, x: Tensor, start: int, size: int) -> Tensor:
-        """The elements of points [start, start + size), in the order of memory."""
+        """Return the elements of points [start, start + size), as a slice in memory order."""
         low = self.first + start if self.step > 0 else self.first - start - size + 1
         return x.narrow(self.dim, low, size)
 
     def parts_all(self, x: Tensor, extent: int) -> bool:
-        """Does each element of x belong to one point of the axis?"""
+        """Whether each element of x belongs to one point of the axis."""
         return self.step > 0 and self.first == 0 and x.shape[self.dim] == extent
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [start, start + size) of an axis of `extent` points; `is_kept`: see the module;
-    `unseen`: chunks like this one that a rehearsal leaves out."""
+    """Points [start, start + size) of an axis of `extent` points. `is_kept`: see `chunks`.
+    `unseen`: the number of equal chunks that a dry run leaves out."""
 
     start: int
     size: int
@@ -45,28 +45,28 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a tensor is, but for its values and where it lies."""
+    """A tensor's sizes, dtype and layout, without its values."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def stand_in(self, device: torch.device) -> Tensor:
-        """A tensor of this form without memory: zeros, each at the same place."""
+        """Return a tensor of this form without memory: an expanded zero."""
         return torch.zeros((), dtype=self.dtype, device=device).expand(self.shape)
 
 
 def form_of(x: Tensor) -> Form:
-    """That of a tensor."""
+    """Return the form of a tensor."""
     return Form(tuple(x.shape), x.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A value that is no tensor."""
+    """A value that is not a tensor."""
 
     value: Any
 
 
 def order_of(x: Tensor) -> tuple[int, ...]:
-    """The dims of x as they lie in memory, the outermost first."""
+    """Return the dims of x in memory order, outermost first."""
     return tuple(sorted(range(x.dim()), key=lambda d: (-x.stride(d), d)))

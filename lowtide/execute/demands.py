@@ -31,14 +31,14 @@ _ONE_OBJECT: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demands:
-    """`containers`: operands of which no two may be, or hold, one list or dict; `methods`: objects
-    that must not have something of these names themselves."""
+    """`containers`: operands that must not share a list or dict. `methods`: objects whose own
+    attributes must not replace methods of these names."""
 
     containers: tuple[tuple[int, t.Type], ...]
     methods: tuple[tuple[int, frozenset[str]], ...]
 
     def unmet(self, operands: Sequence[Any]) -> str:
-        """Why a program is not for these operands."""
+        """Return why the program is wrong for these operands, "" if it is right."""
         for k, names in self.methods:
             own: Mapping[str, object] = getattr(operands[k], "__dict__", {})
             if not names.isdisjoint(own):
@@ -57,7 +57,7 @@ class Demands:
 
 
 def demands(function: Function, assumed: Assumptions) -> Demands | None:
-    """What the program demands; None if nothing."""
+    """Return the assumptions of a program; None if there are none."""
     places = {path: len(function.arguments) + k for k, path in enumerate(function.captures)}
     methods = tuple(
         (k if isinstance(k, int) else places[k], names)
@@ -76,7 +76,7 @@ def _holds(type_: t.Type) -> bool:
 
 
 def _containers(value: object, type_: t.Type) -> Iterator[object]:
-    """The lists and dicts in a value, itself included; what can hold none is not looked into."""
+    """Yield the lists and dicts in a value, itself included."""
     inner = [p for p in t.types_in(type_) if p is not type_]
     looks_in = any(isinstance(p, t.ListType | t.DictType) or t.is_dynamic(p) for p in inner)
     if isinstance(value, list | dict):

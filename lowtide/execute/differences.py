@@ -1,4 +1,4 @@
-"""Which facts changed when a program was compiled anew.
+"""Which facts changed when a program was recompiled.
 
 In: what a compiled program assumes of a call, as facts {(subject, context): value}, and the facts
 of earlier ones. Out: sentences about the nearest earlier one, in the user's names.
@@ -30,8 +30,8 @@ _MOST_SHOWN = 60  # characters of a value
 
 
 def differences(now: Facts, earlier: Iterable[Facts]) -> tuple[str, ...]:
-    """What differs from the nearest of the earlier ones (of equally near ones, the latest); none
-    where there is no earlier one."""
+    """Return the differences from the nearest earlier program (the latest of equally near ones), as
+    sentences; none if there is no earlier one."""
     best: tuple[str, ...] = ()
     for facts in earlier:
         found = tuple(
@@ -45,12 +45,12 @@ def differences(now: Facts, earlier: Iterable[Facts]) -> tuple[str, ...]:
 
 
 def told(subject: str, before: object, now: object) -> str:
-    """One fact that has changed, as a sentence."""
+    """Return a changed fact as a sentence."""
     return f"{subject} was {before}, is {now}"
 
 
 def type_facts(names: Iterable[str], types: Sequence[t.Type]) -> Facts:
-    """The facts of a program: the types of its arguments."""
+    """Return the facts of a program: the types of its arguments."""
     rows = zip(names, types, strict=True)
     return {(f"type of `{name}`", ""): str(type_) for name, type_ in rows}
 
@@ -58,8 +58,8 @@ def type_facts(names: Iterable[str], types: Sequence[t.Type]) -> Facts:
 def signature_facts(
     binding: Binding, names: Sequence[str], assumed: Mapping[Index, bool], sizes: Mapping[str, str]
 ) -> Facts:
-    """The facts of a specialisation: its signature, and which way each split went. `names`: of the
-    live-ins; `sizes`: what each symbol is called in the user's program."""
+    """Return the facts of a specialisation: its signature, and the side taken at each split.
+    `names`: of the live-ins. `sizes`: the user's expression for each symbol."""
     found = dict(_SignatureFacts(binding, names).facts)
     for index, holds in assumed.items():
         text = re.sub(r"[sndv]\d+", lambda m: sizes.get(m[0], m[0]), str(index))
@@ -68,7 +68,7 @@ def signature_facts(
 
 
 class _SignatureFacts:
-    """The facts of a `Binding`, whose forms it reads in the order in which they were made."""
+    """The facts of a `Binding`, read in the order in which its parts were made."""
 
     def __init__(self, binding: Binding, names: Sequence[str]) -> None:
         self.facts: dict[tuple[str, str], str] = {}
@@ -133,7 +133,7 @@ def _layout(strides: tuple[Code, ...] | Dense | None) -> str:
 
 
 def guard_told(guard: Guard, before: object, now: object) -> str:
-    """A guard that no longer gives what it gave."""
+    """Return a sentence about a guard whose value has changed."""
     path = f"`{attribute(guard.path)}`"
     match guard.kind:
         case "none":
@@ -153,13 +153,13 @@ def guard_told(guard: Guard, before: object, now: object) -> str:
 
 
 def attribute(path: str) -> str:
-    """What the user calls a captured value: `self.fc.weight`, or the name of a global."""
+    """Return the user's name for a captured value: `self.fc.weight`, or the name of a global."""
     if path.startswith("@"):
         return path.partition("|")[2] or path
     return f"self.{path}" if path else "self"
 
 
 def shown(value: object) -> str:
-    """A value's text, cut where it is long."""
+    """Return a value's text, cut if it is long."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

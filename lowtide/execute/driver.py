@@ -53,7 +53,7 @@ NO_MEMORY: Final = (
 
 
 class KernelExecutor(Executor):
-    """Kernels run regions; PyTorch, or Python, runs what is between them."""
+    """Runs regions by kernels, and the ops between them by PyTorch or Python."""
 
     def region(self, plan: BlockPlan, pos: int, env: Env) -> int | list[Any]:
         """See the base class."""
@@ -86,12 +86,12 @@ class KernelExecutor(Executor):
         return spec.stop if spec.reason else ~spec.stop
 
     def eager(self, plan: BlockPlan, start: int, stop: int, env: Env) -> int:
-        """PyTorch runs ops [start, stop), which kernels cannot; gives `stop`."""
+        """Run ops [start, stop) of a region in PyTorch; return `stop`."""
         stats.count("regions_eager")
         return self.ops(plan, start, stop, env)
 
     def advance(self, plan: BlockPlan, pos: int, stop: int, env: Env) -> int:
-        """See the base class: ops in a row that are one Python function run at once."""
+        """See the base class; consecutive ops that form one Python function run at once."""
         try:
             found = plan.python[pos]
         except KeyError:
@@ -138,9 +138,9 @@ class KernelExecutor(Executor):
     def checkpointed(
         self, plan: BlockPlan, op: Op, env: Env, alive: set[Value], *, early_stop: bool
     ) -> list[Any]:
-        """A block that writes what is outside of it, or hands over lists, as PyTorch's checkpoint
-        runs it: what it does, it does a second time in the backward pass, up to the last tensor
-        that is saved with `early_stop`, as without `use_reentrant`."""
+        """Run a block that writes outside tensors, or returns lists, by PyTorch's checkpoint. What
+        it does happens twice, as without `use_reentrant`: the second time in the backward pass, up
+        to the last saved tensor with `early_stop`."""
         (block,) = op.blocks
         inner, outer = self.inner(plan, block, env)
         drop(env, alive, tuple(env))
@@ -161,11 +161,11 @@ _EXECUTOR: Final = KernelExecutor()
 
 
 class Driver:
-    """A Function, ready to be called with positional arguments, captured ones included; `captured`
-    reads these, where it is no module's method. `differences`: what the program was compiled anew
-    for, if another was before it. `holds`: whether what lies outside is as the program
-    assumes, None if it assumes nothing of it. `demands`: what it assumes of its operands. `leaves`:
-    classes whose methods it has inlined, since none is derived from them."""
+    """A Function, ready to be called with positional arguments, captured ones included. `captured`:
+    reads the captured values if the function is not a module's method. `differences`: why the
+    program was recompiled, if there was an earlier one. `holds`: whether objects outside are as the
+    program assumes; None without assumptions. `demands`: assumptions about the operands. `leaves`:
+    classes whose methods are inlined because they have no subclasses."""
 
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
@@ -179,7 +179,7 @@ class Driver:
         inner: dict[int, BlockPlan] | None = None,
         tiles: Tiles = "usual",
     ) -> None:
-        """`inner`: plans of nested blocks that other programs have, too."""
+        """`inner`: plans of nested blocks, shared with other programs."""
         self.function = function
         mutates = any(written_by(op) for op in function.walk())
         self.plan = BlockPlan(
@@ -197,13 +197,12 @@ class Driver:
         self._shared = Shared(function)
 
     def is_outdated(self) -> bool:
-        """Whether a class was derived from one whose methods the program has inlined, or something
-        that lies outside is no longer what it was."""
+        """Whether one of `leaves` has been subclassed, or an object outside has changed."""
         is_other = self.holds is not None and not self.holds()
         return is_other or (bool(self.leaves) and has_subclasses(self.leaves))
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        """Runs the function; raises Ineligible, before anything ran, if PyTorch must do it."""
+        """Run the function. Raises Ineligible, before anything has run, if PyTorch must run it."""
         if self.demands is not None and (why := self.demands.unmet(args)):
             raise Ineligible(why)
         try:
@@ -232,11 +231,11 @@ class Driver:
         return self.run_eager(args)
 
     def planned(self, args: Sequence[Any]) -> Driver:
-        """The driver that runs a call with these arguments: itself, unless there is a budget."""
+        """Return the driver for a call with these arguments: itself, unless there is a budget."""
         return self
 
     def run_eager(self, args: Sequence[Any]) -> Any:
-        """PyTorch runs every op, as it must where gradients are recorded."""
+        """Run every op in PyTorch."""
         env = dict(zip(self.function.params, args, strict=True))
         if torch_state.reason():  # then nothing inside an `if` or a loop is compiled either
             return run_block(self.function.block, env)[0]
@@ -249,7 +248,7 @@ class Driver:
 
 
 def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ...] | None]:
-    """What the region compiled to, and its results; None where PyTorch is to run it."""
+    """Return the region's entry and the results; None if PyTorch must run it."""
     entry = region.find(values)
     if entry.run is None:
         return entry, None

@@ -28,7 +28,7 @@ _ASKS: Final = ("size",)
 
 
 def are_few(ops: Sequence[Op]) -> bool:
-    """Are they so few that PyTorch is as quick where there are few elements?"""
+    """Whether the ops are so few that PyTorch is as fast on few elements."""
     work = [
         op for op in ops if op.name.startswith("torch.") and not opdefs.has_kind(op.name, _ASKS)
     ]
@@ -37,6 +37,6 @@ def are_few(ops: Sequence[Op]) -> bool:
 
 
 def bytes_of(values: Iterable[Abs]) -> Index:
-    """What the tensors among them take."""
+    """Return the bytes of the tensors among the values."""
     tensors = [v.value for v in values if isinstance(v.value, Val)]
     return sum((product(x.shape) * x.dtype.itemsize for x in tensors), as_index(0))

@@ -1,7 +1,7 @@
-"""Runs blocks: control flow in one place, what ops and regions do in a strategy.
+"""Runs blocks. Control flow is here; subclasses define what ops and regions do.
 
-In: a `BlockPlan`, and an environment with the live-ins of its block, which is used up.
-Out: the operands of the terminator.
+In: a `BlockPlan`, and an environment with the live-ins of its block, which is consumed. Out: the
+operands of the terminator.
 
     KernelExecutor (`driver`)     kernels run regions, PyTorch the other ops
     Walk (`budget/dry_run`)       memory plans stand for kernels, ops run on the meta device
@@ -30,16 +30,15 @@ class Executor(ABC):
 
     @abstractmethod
     def region(self, plan: BlockPlan, pos: int, env: Env) -> int | list[Any]:
-        """Runs what is compiled from `pos` on. Gives the results if that was all; else the position
-        of the op that is no region's, or `~position` of where the next region begins."""
+        """Run the region at `pos`. Return the block's results if the region ends the block, else
+        the position of the next op outside of a region, or `~position` of the next region."""
 
     @abstractmethod
     def plain(self, plan: BlockPlan, pos: int, env: Env) -> None:
-        """Runs an op outside of any region; one with blocks, if control flow has no name for it.
-        Drops what nobody uses any more."""
+        """Run an op outside of any region that is not control flow; drop dead values."""
 
     def block(self, plan: BlockPlan, env: Env) -> list[Any]:
-        """Runs a block."""
+        """Run a block; return the operands of its terminator."""
         pos = 0
         while pos < plan.last:
             stop = self.region(plan, pos, env)
@@ -52,20 +51,20 @@ class Executor(ABC):
         return [env[v] for v in plan.block.terminator.operands]
 
     def ops(self, plan: BlockPlan, start: int, stop: int, env: Env) -> int:
-        """Runs ops [start, stop) outside of any region; gives `stop`."""
+        """Run ops [start, stop) outside of any region; return `stop`."""
         pos = start
         while pos < stop:
             pos = self.advance(plan, pos, stop, env)
         return stop
 
     def advance(self, plan: BlockPlan, pos: int, stop: int, env: Env) -> int:
-        """Runs the op at `pos` outside of any region; gives the position of the next one, at most
+        """Run the op at `pos` outside of any region; return the position of the next op, at most
         `stop`."""
         self.op(plan, pos, env)
         return pos + 1
 
     def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
-        """Runs one op outside of any region, then drops what nobody uses any more."""
+        """Run one op outside of any region; drop dead values."""
         op = plan.ops[pos]
         run = _STRUCTURED.get(op.name) if op.blocks else None
         if run is None:
@@ -79,13 +78,13 @@ class Executor(ABC):
     # -- ops with blocks. `alive`: what is used after the op --
 
     def branch(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """`if`"""
+        """Run an `if`."""
         inner = self.inner(plan, op.blocks[0 if env[op.operands[0]] else 1], env)
         drop(env, alive, tuple(env))
         return self.block(*inner)
 
     def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """`loop`"""
+        """Run a `loop`."""
         trips, going, *carried = (env[v] for v in op.operands)
         (block,) = op.blocks
         inner, outer = self.inner(plan, block, env)
@@ -99,18 +98,18 @@ class Executor(ABC):
         return carried
 
     def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """`section`: chunks of a budget, or a checkpoint."""
+        """Run a `section`: chunks of a budget, or a checkpoint."""
         runs = [self.runner(plan, block) for block in op.blocks]
         values = [env[v] for v in op.operands]
         drop(env, alive, op.operands)
         return run_section(op, values, runs, self.shown_chunks)
 
     def recalled(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """A product that the forward pass has kept."""
+        """Return a product that the forward pass has saved."""
         return run_recalled(op, env)
 
     def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """`with`"""
+        """Run a `with`."""
         block, *leaving = op.blocks
         manager = env[op.operands[0]]
         if leaving:
@@ -123,23 +122,23 @@ class Executor(ABC):
         raise suppressed(op)
 
     def within(self, plan: BlockPlan, env: Env) -> list[Any]:
-        """The block of a `with`, under what its manager has set."""
+        """Run the block of a `with`, inside its manager."""
         return self.block(plan, env)
 
     # -- their blocks --
 
     def inner(self, plan: BlockPlan, block: Block, env: Env) -> tuple[BlockPlan, Env]:
-        """The plan of a nested block, and what it reads."""
+        """Return the plan of a nested block, and the values that it reads."""
         inner = plan.inner(block)
         return inner, {v: env[v] for v in inner.live_at[0] if v in env}
 
     def runner(self, plan: BlockPlan, block: Block) -> RunBlock:
-        """Runs a block on the values of its arguments."""
+        """Return a function that runs a block on the values of its arguments."""
         inner = plan.inner(block)
         return lambda given: self.block(inner, dict(zip(block.args, given, strict=True)))
 
     def leaving(self, plan: BlockPlan, block: Block, env: Env) -> Callable[..., object]:
-        """Runs the `__exit__` of a context manager of the user's."""
+        """Return a function that runs the `__exit__` of the user's context manager."""
         inner, outer = self.inner(plan, block, env)
 
         def leave(*error: object) -> object:
@@ -158,7 +157,7 @@ _STRUCTURED: Final[dict[str, Callable[..., list[Any]]]] = {
 
 
 def drop(env: Env, alive: set[Value], candidates: Sequence[Value]) -> None:
-    """Forgets these values, but for those that are used later."""
+    """Remove these values from the environment, except those that are alive."""
     for v in candidates:
         if v not in alive:
             env.pop(v, None)

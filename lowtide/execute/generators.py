@@ -15,14 +15,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Generators:
-    """Their states; in a rehearsal only the room that they take."""
+    """Saved generator states; in a dry run only their size."""
 
     cpu: torch.Tensor
     gpus: dict[int, torch.Tensor]
 
     @staticmethod
     def of(values: Sequence[Any]) -> Generators:
-        """As they are."""
+        """Save the current states."""
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         state = torch.get_rng_state()
         if any(x.is_meta for x in tensors):
@@ -31,7 +31,7 @@ class Generators:
         return Generators(state, {k: torch.cuda.get_rng_state(k) for k in sorted(gpus)})
 
     def set(self) -> None:
-        """Makes them as they were."""
+        """Restore the states."""
         if self.cpu.is_meta:
             return
         torch.set_rng_state(self.cpu)
@@ -40,7 +40,8 @@ class Generators:
 
     @contextlib.contextmanager
     def again(self, values: Sequence[Any]) -> Generator[None]:
-        """As they were, inside; `values`: on the same devices."""
+        """A context in which the generators have the saved states. `values`: on the same
+        devices."""
         now = Generators.of(values)
         self.set()
         try:

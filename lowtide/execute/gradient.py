@@ -50,8 +50,8 @@ Pattern = tuple[bool, ...] | None  # of a cotangent: the dims that are expanded;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A value kept between forward and backward; `nbytes` as a formula in the sizes. `output`: its
-    position among the region's outputs, -1 for a value made only to be kept."""
+    """A value kept between forward and backward. `nbytes`: a formula in the sizes. `output`: its
+    position among the region's outputs, -1 for a value that is computed only to be saved."""
 
     name: str
     output: int
@@ -62,10 +62,10 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program: `inputs` and `outputs` are names of tensors in order; `orders`:
-    of gradients that lie as the input does, in another order than that of their dims; `others`:
-    `over`, by what it was asked for; `adds`: scatters that the kernels add to gradients, in any
-    order; for the rest see `autodiff.Backward`."""
+    """A compiled backward Program. `inputs` and `outputs`: names of tensors in order. `orders`:
+    orders of dims of gradients whose input is not in row-major order. `others`: see `over`.
+    `adds`: scatters that the kernels add to gradients, in any order. For the rest see
+    `autodiff.Backward`."""
 
     executable: Any
     inputs: tuple[str, ...]
@@ -77,7 +77,7 @@ class Pass:
     others: dict[tuple[str, ...], Any] = field(default_factory=dict[tuple[str, ...], Any])
 
     def over(self, free: Sequence[str]) -> Any:
-        """The executable whose outputs lie over these inputs, as far as they may."""
+        """Return the executable that writes its outputs into these inputs, as far as possible."""
         key = tuple(n for n in free if n in self.inputs)
         found = self.others.get(key)
         if found is None:
@@ -88,10 +88,10 @@ class Pass:
 
 
 class Gradient:
-    """See the module's text. `names` and `scalars`: sizes and numbers, as the forward kernels get
-    them; `wanted`: inputs that want gradients; `carrying`: for each output, whether it has one;
-    `in_place_of`: inputs for which outputs, by position, are kept; `name`: of the region, where its
-    stages are shown."""
+    """See the module's text. `names` and `scalars`: sizes and numbers, in the kernels' order.
+    `wanted`: inputs that want gradients. `carrying`: for each output, whether it has one.
+    `in_place_of`: inputs that are saved as an output, by position. `name`: of the region, in debug
+    output."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class Gradient:
         self._lock = threading.Lock()
 
     def _reached(self) -> Iterator[str]:
-        """Inputs that an output depends on by ways that carry gradients. PyTorch draws no edge to
-        the others: what is only compared with something, say."""
+        """Return the inputs that an output depends on differentiably. PyTorch's graph has no edge
+        to the others, for instance to a tensor that is only compared."""
         seen: set[str] = set()
         todo = list(self.program.outputs)
         while todo:
@@ -144,12 +144,13 @@ class Gradient:
 
     @property
     def exists(self) -> bool:
-        """Does any output carry a gradient?"""
+        """Whether any output carries a gradient."""
         return any(self.carrying)
 
     @property
     def executables(self) -> list[Any]:
-        """The backward passes that are planned, of those that might run as PyTorch is set now."""
+        """Return the backward passes planned so far that are valid under PyTorch's current
+        flags."""
         adding = torch_state.in_any_order(self.machine)
         with self._lock:
             made = [p.executable for (*_, how), p in self._passes.items() if how is adding]
@@ -157,11 +158,11 @@ class Gradient:
 
     @functools.cached_property
     def parts(self) -> frozenset[Part]:
-        """Outputs whose backward passes have nothing in common, see `parted`."""
+        """Return the groups of outputs whose backward passes share nothing, see `parted`."""
         return parts_of(self.program, self.diff)
 
     def reads(self, parts: frozenset[Part], saved: tuple[str, ...]) -> frozenset[str]:
-        """What the backward pass of these parts reads, if so much is saved."""
+        """Return the saved values that the backward pass of these parts reads."""
         outputs = {self.program.results[k] for part in parts for k in part}
         given = {n: strides for n, strides in self._all_given().items() if n in outputs}
         return frozenset(self._backward_program(self.wanted, given, saved).inputs)
@@ -169,7 +170,7 @@ class Gradient:
     # -- forward --
 
     def record(self, hints: Mapping[str, int]) -> Program:
-        """Chooses what is saved, for sizes like these; gives the Program that also gives it."""
+        """Choose what to save, for sizes like these; return the Program that also computes it."""
         found = self.at_once = at_once(self.program, self.diff, self.wanted, hints, self.machine)
         if found is not None:
             at = found.program.defs[found.output].loc
@@ -247,8 +248,9 @@ class Gradient:
         saved: tuple[str, ...],
         hints: Mapping[str, int],
     ) -> Pass:
-        """The kernels for this combination, if the gradients are not `at_once`. `needed`: of
-        `wanted`, in order; `saved`: the names of what is at hand. PyTorch's flag is part of it."""
+        """Return the kernels for this combination, if the gradients are not computed together with
+        the value (`value_and_grad`). `needed`: for each of `wanted`, whether it is needed. `saved`:
+        the names of available values. PyTorch's determinism flag is part of the key."""
         adding = torch_state.in_any_order(self.machine)
         key = (needed, patterns, saved)
         found = self._passes.get((*key, adding))
@@ -262,7 +264,7 @@ class Gradient:
         return found
 
     def whole(self, hints: Mapping[str, int]) -> Pass:
-        """The kernels for all gradients, all outputs having a plain cotangent."""
+        """Return the kernels for all gradients, with a dense cotangent for each output."""
         if self.at_once is not None:
             return Pass(executable=None, inputs=(), outputs=(), gradients={}, scatters=())
         outputs = zip(self.program.results, self.carrying, strict=True)
@@ -325,8 +327,8 @@ class Gradient:
 def _lying_as_inputs(
     program: Program, gradients: Mapping[str, str], forward: Program
 ) -> tuple[Program, dict[str, str], dict[str, Order]]:
-    """Each gradient's dims lie as those of its input do; one of several inputs that lie
-    differently, as it did."""
+    """Return gradients in the order of dims of their inputs; a gradient of several inputs with
+    different orders keeps its own."""
     found, orders = dict(gradients), dict[str, Order]()
     for output in dict.fromkeys(gradients.values()):
         names = [n for n in gradients if gradients[n] == output]
@@ -342,10 +344,9 @@ def _lying_as_inputs(
 
 
 class _Stepwise:
-    """Values that a loop computes and that cannot be had again without a long sum: what the
-    backward pass reads of them is saved, as eager mode saves it, step by step. The sum may be of
-    what the loop carries, or one over all steps before it, which is as large as what is saved.
-    `room`: the bytes of inputs and outputs."""
+    """Values that a loop computes and that the backward pass could recompute only by a long sum,
+    such as a sum over what the loop carries or over all earlier steps. They are saved step by step,
+    as eager mode saves them. `room`: the bytes of inputs and outputs."""
 
     def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int], room: int) -> None:
         self.diff = diff
@@ -354,14 +355,15 @@ class _Stepwise:
         self._known: dict[str, tuple[bool, bool]] = {}
 
     def is_costly(self, name: str) -> bool:
-        """Is there such a sum in it, beyond what is saved? Asked in the order of definitions."""
+        """Whether the value contains such a sum, beyond what is saved. Call in the order of
+        definitions."""
         found = name in self.diff.must_save or all(self._found(name))
         if found:
             self._known[name] = True, False  # from here on it is at hand
         return found
 
     def _found(self, name: str) -> tuple[bool, bool]:
-        """(is it made of what a loop carries, is it made with a long sum)"""
+        """Return (whether it depends on carried values, whether it contains a long sum)."""
         if name in self.diff.delays:
             return True, False
         d = self.diff.defs.get(name)
@@ -380,8 +382,8 @@ class _Stepwise:
 
 
 def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
-    """The cotangent as the kernels read it, copied if need be, and its expanded dims. PyTorch hands
-    out zeros without memory, and memory whose values are to be negated."""
+    """Return the cotangent as the kernels read it, copied if necessary, and its expanded dims.
+    PyTorch passes zeros without memory, and tensors with the negative bit."""
     if is_zero_tensor(g):
         g = torch.zeros(g.shape, dtype=g.dtype, device=g.device)
     g = g.resolve_neg()
@@ -396,7 +398,7 @@ def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
 
 
 def given_input(output: str) -> str:
-    """The name of the cotangent of an output among the inputs of a backward Program."""
+    """Return the name of an output's cotangent among the inputs of a backward Program."""
     return given_name(output)
 
 

@@ -70,8 +70,8 @@ _SMALL: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """Results of whose parts it shows where they lie. `leaving`: the caller's, who may look at
-    strides, or at what shares memory; `asked`: operands of an op that tells."""
+    """Values whose strides or storage the program shows. `leaving`: results, whose strides and
+    aliasing the caller may inspect. `asked`: operands of ops that return such facts."""
 
     leaving: Sequence[Abs] = ()
     asked: Sequence[Abs] = ()
@@ -81,25 +81,26 @@ NO_LAYOUTS: Final = Layouts()
 
 
 class CheckFailed(Exception):
-    """A data-dependent index was out of bounds, or a size did not fit; or that cannot be known, as
-    a CUDA graph is being captured."""
+    """A data-dependent index was out of bounds, or a size did not fit; or a check cannot be read
+    because a CUDA graph is being captured."""
 
 
 class HostFault(Exception):
-    """A number or a view could not be made; its cause is Python's or PyTorch's own exception."""
+    """Computing a number or a view failed. Its cause is Python's or PyTorch's own exception."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HostCode:
-    """`symbols` and `scalars` are what the program needs, in order; `pick` their places in `z`.
+    """`symbols` and `scalars`: the sizes and numbers that the program needs, in order. `pick`: the
+    positions of these sizes in `z`.
 
-    `around`: what is done before and after the kernels, of which `prepare` and `run` are printed.
-    `names` are all of `z`, `outputs` what the kernels' outputs stand for, `orders` in which order
-    their dims lie. `bind(exe)` gives the `run` function.
+    `around`: the program before and after the kernels, from which `prepare` and `run` are printed.
+    `names`: all of `z`. `outputs`: the value of each kernel output. `orders`: the memory order of
+    its dims. `bind(exe)` returns the `run` function.
 
-    `only_turns`: whether no view is made of what the kernels give, but for such an order.
-    `reads_after`: live-ins that are looked at, or handed out, when the kernels are done;
-    `may_fail_after`: whether what is done then might raise, so that PyTorch does it all again.
+    `only_turns`: whether the only views of kernel outputs are permutations for such an order.
+    `reads_after`: live-ins that are read or returned after the kernels have run. `may_fail_after`:
+    whether a step after the kernels may raise, so that PyTorch repeats the call.
     """
 
     program: Program
@@ -137,12 +138,11 @@ def write(
     seen: Layouts = NO_LAYOUTS,
     used: Sequence[Abs] = (),
 ) -> HostCode:
-    """The host code of a trace whose `results` outlive it. `writes`: live-ins, and what is written
-    there when nothing can fail any more. `mutates`: the function changes tensors in place
-    somewhere, so that two views of one tensor must share memory. `records`: the kernels are handed
-    all live-ins too, for a backward pass, and what comes of them is turned. `orders`: of outputs,
-    see `HostCode`. `seen`: results of which it shows where their parts lie. `used`: numbers that
-    are made, and not handed out."""
+    """Return the host code of a trace whose `results` outlive it. `writes`: pairs (live-in, new
+    value), written after everything that may fail. `mutates`: the function changes tensors in
+    place, so two views of one tensor must share memory. `records`: the kernels also get all
+    live-ins, for a backward pass. `orders`: see `HostCode`. `seen`: results whose layout the
+    program shows. `used`: numbers that are computed but not returned."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
     kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
@@ -204,13 +204,13 @@ def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
 
 
 def _is_capturing() -> bool:
-    """Into a CUDA graph: never where nothing has asked for a GPU, as in a plan for one that is not
-    there, of which PyTorch could not tell."""
+    """Whether a CUDA graph is being captured. Never initialises CUDA: a plan may be for a GPU that
+    is not there."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _write(x: torch.Tensor, new: torch.Tensor) -> None:
-    """As a norm of PyTorch's writes its running statistics: autograd is not told."""
+    """Copy running statistics without recording, as PyTorch's norms do."""
     x.data.copy_(new)
 
 
@@ -218,9 +218,9 @@ def _write(x: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def _kept(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
-    """Tensors (by id) that exist for real, so that views of them are views: those that leave, and
-    those whose views overlap for certain, being larger together; where the function changes
-    tensors, all with several views; and those of whose views the layout shows."""
+    """Return (by id) the tensors that must be materialised so that their views alias them: results;
+    tensors whose views certainly overlap, being larger together; if the function mutates, all with
+    several views; and those whose layout the program shows."""
     leaves = {id(x): x for r in results for x in tensors_in(r)}
     views: dict[Abs, list[Abs]] = {}
     for leaf in leaves.values():
@@ -243,7 +243,7 @@ def _root(x: Abs) -> Abs:
 
 
 def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
-    """Whether the views have more elements than what they are views of; asks for no new split."""
+    """Whether the views have more elements together than their base. Adds no guard on sizes."""
     excess = -_count(base)
     for view in views:
         excess += _count(view)
@@ -251,8 +251,8 @@ def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
 
 
 def _cover(base: Abs, views: Sequence[Abs]) -> bool:
-    """Whether the views have, or may have, a good part of the elements of what they are views of,
-    or that has few. Asks for no new split."""
+    """Whether the views may have a good part of the elements of their base, or the base has few.
+    Adds no guard on sizes."""
     whole = _count(base)
     if whole.const is not None and whole.const <= _SMALL:
         return True
@@ -268,7 +268,7 @@ def _count(x: Abs) -> Index:
 
 
 class _Writer:
-    """Values as operands; whatever must be made once is a statement of its own."""
+    """Writes values as operands. Whatever must be made only once becomes a statement."""
 
     def __init__(
         self,
@@ -292,7 +292,7 @@ class _Writer:
     # -- the parts of the program --
 
     def sizes(self, derived: Mapping[str, Abs]) -> list[Statement]:
-        """Sizes that are computed once for each new set of sizes, and what they are made of."""
+        """Return statements for the sizes that are computed once for each new set of sizes."""
         for name, x in derived.items():
             assert isinstance(x.origin, Origin)
             op, operands = self._function(x.origin), tuple(map(self._operand, x.origin.operands))
@@ -301,13 +301,13 @@ class _Writer:
         return found
 
     def operands(self, values: Sequence[Abs]) -> list[Operand]:
-        """Values, after statements that make them."""
+        """Return values as operands, after the statements that make them."""
         return [self.of(x) for x in values]
 
     def kernels(
         self, program: Program, tensors: Mapping[str, Place], scalars: Sequence[Abs]
     ) -> tuple[list[Statement], Kernels | None]:
-        """The launch of the kernels, and what is done before it."""
+        """Return the statements before the launch, and the launch."""
         if not program.outputs and not program.checks:
             return [], None
         self.statements, self._names = [], {}  # what is made after the kernels is not there yet
@@ -324,7 +324,7 @@ class _Writer:
     # -- values --
 
     def of(self, x: Abs) -> Operand:
-        """A value; whatever must be made only once gets a statement of its own."""
+        """Return a value as an operand."""
         if isinstance(x.value, Val):
             return self._tensor(x)
         is_object = holds_list(x) or (isinstance(x.value, Seq | Map) and not is_constant(x))
@@ -348,7 +348,7 @@ class _Writer:
         return self._output(x)
 
     def _exists(self, x: Abs) -> bool:
-        """Whether the tensor is real without being asked for by a view of it."""
+        """Whether the tensor is materialised, apart from uses by views."""
         if isinstance(x.origin, Place) or id(x) in self.kept:
             return True
         return x.base is not None and self._exists(x.base)
@@ -362,7 +362,7 @@ class _Writer:
         return self._once(x, lambda name: Turn(name=name, of=output, order=inverse(order)))
 
     def _stored(self, x: Abs) -> int:
-        """A new output; gives its number."""
+        """Add an output of the kernels; return its number."""
         assert isinstance(x.value, Val)
         val, program, order = x.value, self.builder.program, self.orders.get(x)
         name = val.name
@@ -387,7 +387,7 @@ class _Writer:
         return Call(name=name, op=self._function(origin), operands=operands)
 
     def _function(self, origin: Origin) -> str:
-        """The name of the op, under which its function is noted."""
+        """Return the op's name, after noting its function under it."""
         op, count = origin.name, 0
         while self.functions.setdefault(function_name(op), origin.fn) != origin.fn:
             count += 1
@@ -395,7 +395,7 @@ class _Writer:
         return op
 
     def _operand(self, x: Abs) -> Operand:
-        """An operand of a view: of tensors that are not real, only sizes and dtype count."""
+        """Return an operand of a view. For tensors without memory, only sizes and dtype count."""
         if isinstance(x.value, Val) and not self._exists(x):
             return Sized(dtype=x.value.dtype.torch, shape=tuple(as_index(s) for s in x.value.shape))
         if isinstance(x.value, Seq) and not is_constant(x) and not isinstance(x.origin, Place):

@@ -1,7 +1,7 @@
 """The key under which a call is looked up, by a function made for the kinds of its live-ins.
 
-In: the Python types of the live-ins. Out: a function that gives what `signature.exact_key` gives
-for such values, without asking each what it is; None for kinds that are looked into (lists, …).
+In: the Python types of the live-ins. Out: a function that returns the same as `signature.exact_key`
+for such values, without dispatch on each one; None for kinds that are looked into (lists, …).
 
     (Tensor, int)  →  def key(values):
                           a, b, = values
@@ -36,12 +36,13 @@ _SPECIAL: Final = (
 
 
 def whole_key(values: Sequence[Any], floats: bool) -> Key:
-    """The key of a call; `floats`: the values of floats count. Raises Ineligible."""
+    """Return the key of a call. `floats`: include the values of floats. Raises Ineligible."""
     return tuple(exact_key(values, [_default_dtype(), _settings().interpret_blocks], floats))
 
 
 def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
-    """The function that gives the key of values of exactly these types; see `whole_key`."""
+    """Return the function that computes the key of values of exactly these types; see
+    `whole_key`."""
     names = [f"v{k}" for k in range(len(kinds))]
     known: dict[str, Any] = {
         "strided": torch.strided,

@@ -1,7 +1,8 @@
-"""Runs a loop in stretches of its steps, so that saved values exist for one stretch at a time.
+"""Runs a loop in chunks of steps, so that saved values exist for one chunk at a time.
 
 In: an op `section` whose first operand is the number of steps and whose next ones are carried, the
-values of its operands, what runs its block. Out: its results: what is carried last, then the rest.
+values of its operands, a function that runs its block. Out: its results: the last carried values,
+then the others.
 
     %h, %ys = section(%n, %h0, %x, %w) {chunks=4, carried=1,
                                         cuts=(None, None, Cut(dim=0), None), joins=(None, 0)}
@@ -9,9 +10,8 @@ values of its operands, what runs its block. Out: its results: what is carried l
         ...
         yield(%h', %ys)
 
-The forward pass of training saves h at the start of each stretch, [stretches, *h], and the state of
-the random generator. The backward pass goes through the stretches from the last to the first, and
-recomputes each.
+The forward pass of training saves h at the start of each chunk, [chunks, *h], and the state of the
+random generator. The backward pass recomputes the chunks from the last to the first.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Stretches(Chunks):
         self._random: list[Generators] = []  # at the start of each stretch
 
     def extent(self, values: Sequence[Any]) -> int:
-        """The number of steps."""
+        """Return the number of steps."""
         return cast("int", values[0])
 
     def forward(self, values: list[Any]) -> list[Any]:
-        """The results, stretch after stretch."""
+        """Return the results, computed chunk by chunk."""
         results: list[Any] = []
         joins = self.joins[self.last.stop :]
         carried: list[Any] = values[self.carried]
@@ -59,7 +59,7 @@ class Stretches(Chunks):
         return [*carried, *results]
 
     def kept(self) -> list[Tensor]:
-        """What is carried into each stretch but the first."""
+        """Return the values carried into each chunk except the first."""
         kept, self._starts = self._starts, []
         return kept
 
@@ -72,7 +72,7 @@ class Stretches(Chunks):
         free: Sequence[int] = (),
         spent: Sequence[int] = (),
     ) -> list[Tensor | None]:
-        """Gradients of the operands, from the last stretch back to the first."""
+        """Return the gradients of the operands, computed from the last chunk to the first."""
         del free, spent
         found = Gradients(values, {}, cotangents)
         carried = list(cotangents[self.last])
@@ -96,7 +96,7 @@ class Stretches(Chunks):
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """As one stretch, see `Chunks`."""
+        """Run everything as one chunk, see `Chunks`."""
         again = torch.is_grad_enabled()
         steps = self.extent(values)
         with torch.enable_grad():
@@ -106,7 +106,7 @@ class Stretches(Chunks):
         return gradients_of(results, starts, wanted, cotangents, again=again)
 
     def _given(self, values: Sequence[Any], carried: Sequence[Any], span: Span) -> list[Any]:
-        """The arguments of the block."""
+        """Return the arguments of the block."""
         parts = self.parts(values, span)
         return [span.start, span.size, *carried, *parts[self.carried.stop :]]
 

@@ -22,12 +22,12 @@ from lowtide.torch_private.tensors import storage_of
 
 
 def statistics(function: Function) -> frozenset[Value]:
-    """Values whose memory a norm in training may write into."""
+    """Return the values whose memory a norm in training may write."""
     return may_change(function, [op for op in function.walk() if op.name in opdefs.STATISTICS])
 
 
 def without_statistics(ops: Iterable[Op]) -> list[Op]:
-    """The same ops, of which norms in training take those of the batch and write none."""
+    """Return the same ops with norms that use batch statistics and write none."""
     none = Value("none", t.NONE)
     found = [Op(name="const", attrs={"value": None}, results=[none])]
     for op in ops:
@@ -38,8 +38,8 @@ def without_statistics(ops: Iterable[Op]) -> list[Op]:
 
 
 class Shared:
-    """Whether what a Function writes into is seen by another argument of a call, by another name:
-    a region that needs that one in its backward pass keeps no copy of it."""
+    """Whether a tensor that a Function writes overlaps another argument of the call. A region saves
+    a copy of a written tensor that its backward pass needs, but not of the other one."""
 
     def __init__(self, function: Function) -> None:
         changed = may_change(function)
@@ -47,7 +47,7 @@ class Shared:
         self._others = [k for k, v in enumerate(function.params) if v not in changed]
 
     def seen(self, args: Sequence[Any]) -> bool:
-        """Does the memory of one that is written overlap that of one that is not?"""
+        """Whether a written tensor overlaps one that is not written."""
         if not self._written:
             return False
         memory = {storage_of(x) for k in self._written for x in _dense(args[k])}
@@ -66,7 +66,7 @@ class Shared:
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:
-    """Addresses between which it lies."""
+    """Return the first and last address of the tensor's memory."""
     rows = zip(x.shape, x.stride(), strict=True)
     span = 1 + sum((n - 1) * step for n, step in rows) if x.numel() else 0
     return x.data_ptr(), x.data_ptr() + span * x.itemsize

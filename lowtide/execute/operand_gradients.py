@@ -23,8 +23,9 @@ Tensor = torch.Tensor
 
 
 class Gradients:
-    """Gradients of operands, as sums over chunks. `over`: cotangents, by the operand whose gradient
-    is written into their memory, each chunk when it is done with its part; `cotangents`: all."""
+    """Gradients of operands, accumulated over chunks. `over`: cotangents, by the operand whose
+    gradient is written into their memory after the chunk has read its part. `cotangents`: all of
+    them."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Gradients:
         span: Span,
         carried: Sequence[Tensor | None] = (),
     ) -> None:
-        """What a chunk gives: a part of a gradient, or something for all of it. `carried`: what it
-        gives to the next one."""
+        """Add a chunk's gradient: a part of it, or a term of the whole. `carried`: values that the
+        chunk passes to the next one."""
         apart = [
             g.clone() if g is not None and storage_of(g) in self._written else g for g in found
         ]
@@ -73,7 +74,7 @@ class Gradients:
             self._own.add(k)
 
     def _is_own(self, g: Tensor, uses: Counter[int]) -> bool:
-        """Whether it is nothing else, too, and may be added to."""
+        """Whether the tensor has no other reference, so that it may be added to in place."""
         if g.layout is not torch.strided or not is_packed(g):
             return False
         storage = storage_of(g)
@@ -95,7 +96,7 @@ class Gradients:
             part.add_(g)
 
     def _room(self, k: int, cut: Cut, span: Span) -> Tensor:
-        """Memory for a gradient, zeros unless it lies over what is done with."""
+        """Return memory for a gradient: zeros, or the memory of a cotangent that was read."""
         like, over = self._values[k], self._over.get(k)
         if over is None or not self._is_first or not cut.parts_all(like, span.extent):
             return torch.zeros_like(like)

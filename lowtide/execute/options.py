@@ -11,24 +11,25 @@ from lowtide.memory.sizes import budget_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`budget_bytes`: what one call may allocate at its peak. `tune`: measure several schedules."""
+    """`budget_bytes`: bytes that one call may allocate at its peak. `tune`: measure several
+    schedules."""
 
     budget_bytes: int | None = None
     tune: bool = False
 
     @property
     def tiles(self) -> Tiles:
-        """How kernels choose theirs."""
+        """Return how kernels choose their tiles."""
         return "fastest" if self.tune else "usual"
 
     def given(self) -> dict[str, object]:
-        """What was asked for, by the user's names."""
+        """Return the options that were set, by the users' names."""
         found = {"budget": self.budget_bytes, "tune": self.tune}
         return {name: value for name, value in found.items() if value}
 
 
 def options_of(budget: object, tune: object) -> Options:
-    """The options by these arguments; raises LowtideError for what makes no sense."""
+    """Return the options for these arguments. Raises LowtideError if one is invalid."""
     if not isinstance(tune, bool):
         raise LowtideError(f"tune={tune!r} is neither True nor False")
     most = None if budget is None else budget_bytes(budget)

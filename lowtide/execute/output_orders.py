@@ -46,11 +46,11 @@ _LAYOUTS_ASKED: Final = frozenset((
 
 
 class ViewFails(Exception):
-    """Where PyTorch views a tensor, it raises instead."""
+    """PyTorch views a tensor here; without a copy that is impossible, so it raises."""
 
 
 def is_plain(ops: Sequence[Op]) -> bool:
-    """Is what these ops make of contiguous tensors contiguous, and no view of it refused?"""
+    """Whether these ops, for contiguous tensors, return contiguous ones and no `view` can fail."""
     found = {op.name.rpartition(".")[2] for op in _all(ops)}
     return found.isdisjoint(_TURNING) and (found.isdisjoint(_VIEWS) or found.isdisjoint(_WITH_GAPS))
 
@@ -63,7 +63,7 @@ def _all(ops: Iterable[Op]) -> Iterator[Op]:
 
 
 def asks_layouts(op: Op) -> bool:
-    """Whether the op tells how its operands lie, so that their parts must have PyTorch's gaps."""
+    """Whether the op returns facts about its operands' layout, which must then be PyTorch's."""
     target = str(op.attrs.get("target", "")) if op.name == "call_torch" else ""
     return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUTS_ASKED
 
@@ -71,8 +71,8 @@ def asks_layouts(op: Op) -> bool:
 def orders_of(
     eager: EagerRegion | None, outputs: Sequence[Abs], values: Sequence[Any]
 ) -> dict[Abs, Order]:
-    """See the module's text; nothing where PyTorch cannot tell without the data. Raises ViewFails
-    where the ops do not fit how their operands lie."""
+    """Return the orders; see the module's text. Empty if PyTorch cannot tell without the data.
+    Raises ViewFails if a `view` does not fit its operand's strides."""
     if eager is None:
         return {}
     try:
@@ -91,13 +91,13 @@ def orders_of(
 
 
 class _FewSteps:
-    """Runs a region's ops, and of loops the first steps: all of them may take long."""
+    """Runs a region's ops, and only the first steps of its loops, since all may take long."""
 
     def __init__(self) -> None:
         self._unknown: set[Value] = set()  # how they lie, after a loop
 
     def outputs(self, eager: EagerRegion, values: Sequence[Any]) -> list[Any]:
-        """None for those that are unknown."""
+        """Return the results; None for those that are unknown."""
         env = eager.run(values, self._run)
         known = (None if at is None or at[0] in self._unknown else at for at in eager.outputs)
         return [None if at is None else item(env[at[0]], at[1]) for at in known]
@@ -113,7 +113,7 @@ class _FewSteps:
             self._unknown.update(op.results, written)
 
     def _loop(self, op: Op, env: Env) -> Sequence[Value]:
-        """Gives those results that the first steps do not tell."""
+        """Return the results that the first steps determine."""
         trips, going, *carried = (env[v] for v in op.operands)
         (block,) = op.blocks
         earlier = carried
@@ -145,7 +145,7 @@ def _lie_alike(x: Any, y: Any) -> bool:
 
 
 class _WithoutData(OwnMode):
-    """What the ops make themselves is on the meta device, too, and lies as on the CPU."""
+    """Ops inside make their tensors on the meta device, with the strides of the CPU."""
 
     def __torch_dispatch__(
         self,

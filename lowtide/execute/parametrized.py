@@ -1,8 +1,8 @@
 """Reads a parametrized module (`torch.nn.utils.parametrize`) without changing it.
 
-In: a module. Out: a context that restores the module's buffers. Some parametrizations write when
-their weight is read: spectral norm, in training, advances its power iteration. Only calls may do
-that, not the compiler.
+In: a module. Out: a context that restores the module's buffers. Some parametrizations write buffers
+when their weight is read: spectral norm, in training, advances its power iteration. Only calls may
+do that, not the compiler.
 
     with unchanged(module):
         ...        module.layer.weight has been read
@@ -18,7 +18,7 @@ import torch
 
 @contextmanager
 def unchanged(root: torch.nn.Module) -> Generator[None]:
-    """At the end, buffers of parametrizations have the values that they had."""
+    """A context that restores the buffers of parametrizations at its end."""
     found = (dict(m.named_children()).get("parametrizations") for m in root.modules())
     held = {id(b): b for made in found if made is not None for b in made.buffers()}
     before = [(b, b.detach().clone()) for b in held.values()]

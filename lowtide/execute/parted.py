@@ -31,8 +31,8 @@ Part = frozenset[int]  # outputs, by position
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is left for the parts that no backward pass has gone through, and how often each tensor
-    had been changed in place when that was decided."""
+    """The saved values that remaining backward passes need, and the version counters of these
+    tensors at that time."""
 
     parts: frozenset[Part]
     tensors: Mapping[str, torch.Tensor]
@@ -40,7 +40,7 @@ class Kept:
 
 
 def parts_of(program: Program, diff: Differentiation) -> frozenset[Part]:
-    """The parts of the outputs that carry gradients."""
+    """Return the groups of outputs that carry gradients; see the module's text."""
     carrying = [k for k, n in enumerate(program.results) if diff.carries(n)]
     parts: list[tuple[set[int], set[str]]] = []
     for k in carrying:
@@ -54,7 +54,7 @@ def parts_of(program: Program, diff: Differentiation) -> frozenset[Part]:
 
 
 def _with_data(program: Program, diff: Differentiation, output: str) -> set[str]:
-    """Values that a gradient of the output goes through, and whose slope depends on data."""
+    """Return the values on the way of the output's gradient whose derivative depends on data."""
     found, seen, todo = set[str](), set[str](), [output]
     while todo:
         name = todo.pop()
@@ -83,8 +83,9 @@ def kept_for(
     cotangents: Sequence[object],
     reads: Callable[[frozenset[Part]], frozenset[str]],
 ) -> tuple[Sequence[Any], Kept | None]:
-    """(what was saved, by position in `names`; what is left of it). `left`: of the backward pass
-    before this one; `reads`: what the backward pass of parts reads. Raises as PyTorch does."""
+    """Return (saved values by position in `names`, values left for later backward passes). `left`:
+    the values left by the previous pass. `reads`: names that the backward pass of given parts
+    reads. Raises as PyTorch does if values have been freed or changed."""
     if len(parts) < 2:
         return ctx.saved_tensors, None
     now = frozenset(p for p in parts if any(cotangents[k] is not None for k in p))

@@ -6,7 +6,7 @@ sizes (one dict look-up), then by signature. If both miss, it specialises and co
     exact:    (f32, (1000, 4), (4, 1), ...)  ->  Entry(run, z=[1000], sizes=[1000])
     classes:  (f32, 's0', '4', ...)          ->  Specialisation, or Split(s0 - 101 >= 0 ? ... : ...)
 
-Always holds: look-ups take no lock; whatever changes the caches does so under the region's lock.
+Invariant: look-ups take no lock; changes of the caches are made under the region's lock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _default_dtype = torch.get_default_dtype
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Way:
-    """To where a specialisation is, or belongs: on the side of `parent` that `assumed` tells."""
+    """The place of a specialisation in the tree of splits: on the side of `parent` that `assumed`
+    says."""
 
     key: tuple[Any, ...]
     found: Specialisation | None = None
@@ -71,12 +72,12 @@ class _Way:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
-    """See the module's text. `end` is the first op that ends every trace, or begins another one,
-    `is_parted`, as what is before it is a tensor of PyTorch's graph; `live_at[k]` are the values
-    that ops from k on use; `statistics`: what norms in training may write; `lent`: what the caller
-    may write into; `returned`: what he may get a part of; `shown` is what the user calls captured
-    values; `owned`: see `reuse`; `tiles`: see `backend`; `is_repeated`: in a loop that the driver
-    runs."""
+    """See the module's text. `end`: the first op that ends every trace. `is_parted`: it begins
+    another region only because the value before it must be a tensor of PyTorch's graph.
+    `live_at[k]`: values that ops from k on use. `statistics`: values that norms in training may
+    write. `lent`: values that the caller may write. `returned`: values that may alias a result.
+    `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
+    `is_repeated`: it runs in a loop of the driver."""
 
     block: Block
     start: int
@@ -115,7 +116,7 @@ class Region:
         )
 
     def find(self, values: Sequence[Any]) -> Entry:
-        """The entry for these live-ins; raises Ineligible."""
+        """Return the entry for these live-ins. Raises Ineligible."""
         kinds = tuple(map(type, values))
         try:
             key_of = self.keys[kinds]
@@ -157,14 +158,14 @@ class Region:
         return spec.run
 
     def dying(self, entry: Entry) -> Dying | None:
-        """Operands that end with the region and that its kernels may write over; of an entry whose
-        `executable` is there."""
+        """Return the operands that end with the region and that its kernels may overwrite. The
+        entry must have an `executable`."""
         outer = frozenset(self.block.terminator.operands) if self.owned else frozenset[Value]()
         return reuse.dying(entry.spec, entry, self.live_ins, self.owned, outer)
 
     def run_for(self, entry: Entry, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """What runs the kernels on these live-ins: with results in the place of those that nobody
-        else has. `values` is all that has them, beside the environment that they are of."""
+        """Return the function that runs the kernels on these live-ins. Results are written over
+        operands without other references: `values` and its environment must hold the only ones."""
         run, spec = entry.run, entry.spec
         assert run is not None
         if entry.dying is None or not (alone := entry.dying.alone(values)):
@@ -186,7 +187,8 @@ class Region:
         return self.recording(spec, executable, launched)
 
     def recording(self, spec: Specialisation, executable: Any, launch: Launch) -> Any:
-        """What runs the kernels, and records them where outputs carry gradients."""
+        """Return the callable that runs the kernels, and records them if outputs carry
+        gradients."""
         if spec.gradient is None or spec.again is None:
             return executable
         live = {v: k for k, v in enumerate(self.live_ins)}
@@ -195,7 +197,7 @@ class Region:
         return Recorder(executable, spec.gradient, spec.again, spec.places, copies, launch)
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
-        """The compiled kernels of a specialisation, None where it needs none."""
+        """Return the compiled kernels of a specialisation, None if it needs none."""
         host = spec.host
         if host is None or host.is_empty:
             return None
@@ -220,8 +222,8 @@ class Region:
     # -- the second cache --
 
     def resolve(self, values: Sequence[Any], device: torch.device = CPU) -> Entry:
-        """The entry for these live-ins (meta tensors too, which stand for those of a device), with
-        nothing compiled yet."""
+        """Return the entry for these live-ins without compiling kernels. Meta tensors stand for
+        tensors of `device`."""
         with self.lock:
             while True:
                 binding, spec = self._specialisation(list(values), device)
@@ -253,8 +255,8 @@ class Region:
         return entry
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
-        """Whether the signature is now split, because kernels planned anew take much less, or those
-        there are would hold too much."""
+        """Whether the signature was split, because kernels planned for these sizes take much less
+        memory, or the present ones cannot hold an axis of this size."""
         spec, host = entry.spec, entry.spec.host
         if host is None or spec.executable is None or self.count >= MAX_CLASSES:
             return False
@@ -282,19 +284,19 @@ class Region:
         return self._is_split(binding, Split(plan.threshold(sizes), yes=fresh, no=spec))
 
     def _planned_anew(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
-        """The same, without kernels."""
+        """Return the same specialisation without kernels."""
         assert spec.host is not None
         again = self._gradient(spec.host, binding)
         return replace(spec, gradient=again, executable=None, run=None, over={}, differences=(why,))
 
     def _is_split(self, binding: Binding, split: Split) -> bool:
-        """Puts a split in the place of what is there; True."""
+        """Replace the node in the tree by a split; return True."""
         self.count += 1
         self._put(self._way(binding), split)
         return True
 
     def _way(self, binding: Binding) -> _Way:
-        """The way to where a specialisation for these live-ins is, or is to be put."""
+        """Return the place of the specialisation for these live-ins in the tree."""
         where = (torch_state.surroundings(self.adds), binding.device, binding.machine)
         way = _Way(key=(_default_dtype(), *where, *binding.key))
         node = self.classes.get(way.key)
@@ -316,7 +318,8 @@ class Region:
     def _specialisation(
         self, values: list[Any], device: torch.device
     ) -> tuple[Binding, Specialisation]:
-        """Found, or made: with more constants, or split further, until the lowering is content."""
+        """Return the specialisation, found or made. Making it may need more constants in the
+        signature, or further splits."""
         for _ in range(_MAX_ATTEMPTS):
             binding = Binding(values, self.levels, self.floats_constant, device)
             way = self._way(binding)
@@ -333,7 +336,7 @@ class Region:
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
-        """A specialisation, a split, or None after the levels have been raised."""
+        """Return a specialisation, a split, or None after the levels have been raised."""
         if self.count >= MAX_CLASSES:
             return self._eager(f"{MAX_CLASSES} signatures are compiled already")
         varying = with_varying(self.levels, values, self.small)
@@ -426,7 +429,7 @@ class Region:
         )
 
     def _little(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
-        """What all values take, if they are few enough for PyTorch to be as quick."""
+        """Return the bytes of all values, if they are few enough for PyTorch to be as fast."""
         ops = self.block.ops[self.start : max(trace.stop, self.end)]
         if host is None or not (
             self.is_repeated and binding.wanted and eager_threshold.are_few(ops)
@@ -438,7 +441,7 @@ class Region:
     def _lying(
         self, trace: Trace, binding: Binding, results: Sequence[Value], values: list[Any]
     ) -> tuple[HostCode, Mapping[Abs, Order]]:
-        """The host code, and the orders in which its outputs lie."""
+        """Return the host code, and the memory orders of its outputs."""
         records = bool(binding.wanted)
         host = self._host(trace, binding, results, records)
         says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
@@ -476,7 +479,7 @@ class Region:
         )
 
     def _seen(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
-        """Of which values it shows how they lie."""
+        """Return the values whose layout the program shows."""
         leaving = [trace.env[v] for v in results if v in self.returned]
         if trace.stop == len(self.block.ops):
             return host_code.Layouts(leaving=leaving)
@@ -486,7 +489,7 @@ class Region:
         return host_code.Layouts(leaving=leaving, asked=asked_of)
 
     def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
-        """The backward pass, None where no output carries a gradient."""
+        """Return the backward pass, None if no output carries a gradient."""
         if not binding.wanted or host.is_empty:
             return None
         made = Gradient(
@@ -501,7 +504,7 @@ class Region:
         return made if made.exists else None
 
     def _size_names(self, binding: Binding) -> dict[str, str]:
-        """Where in the user's program each symbol stands first: {"s0": "x.shape[0]"}."""
+        """Return the user's expression for each symbol: {"s0": "x.shape[0]"}."""
         found: dict[str, str] = {}
         for symbol, spots in binding.spots.items():
             for (place, dim), *_ in [spots] if spots else []:
@@ -511,7 +514,7 @@ class Region:
         return found
 
     def shown_name(self, value: Value) -> str:
-        """What the user calls it."""
+        """Return the user's name of a live-in."""
         return self.shown.get(value) or value.name or "_"
 
     def _eager(self, why: str) -> Specialisation:

@@ -1,4 +1,4 @@
-"""Decides whether kernels that were planned for small sizes must be planned anew for large ones.
+"""Decides whether kernels that were planned for small sizes must be replanned for large ones.
 
 A plan is chosen for the sizes of the first call. If all values are small, it may store a value of
 pairs. At larger sizes the same kernels would store it, too, however large it is.
@@ -35,8 +35,8 @@ _WORTH: Final = 0.75  # another plan must need no more than this part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Kernels, planned for sizes at which inputs and outputs took `suits` bytes; at others these
-    take `room`."""
+    """Kernels that were planned for sizes at which inputs and outputs took `suits` bytes. At the
+    current sizes these take `room`."""
 
     room: Index
     executable: Any
@@ -44,7 +44,8 @@ class Plan:
     suits: int
 
     def needs(self, sizes: Mapping[str, int]) -> int:
-        """Bytes at the peak of the forward or the backward pass, with what is kept between."""
+        """Return the bytes at the peak of the forward or the backward pass, saved values
+        included."""
         g = self.gradient
         forward = self.executable.memory(sizes).peak_bytes
         if g is None:
@@ -53,19 +54,19 @@ class Plan:
         return max([forward, *(kept + e.memory(sizes).peak_bytes for e in g.executables)])
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """Not negative at sizes like these, where a kernel cannot hold what it is to."""
+        """Return an index that is not negative at sizes where a kernel cannot hold its axis."""
         made = [self.executable, *(self.gradient.executables if self.gradient is not None else ())]
         found = (x.too_wide(sizes) for x in made)
         return next((index for index in found if index is not None), None)
 
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
-        """Planned for much smaller sizes, does it take much more than inputs and outputs? Where
-        there is a model of the time, large blocks may suit large sizes better."""
+        """Whether a plan for much smaller sizes takes much more than inputs and outputs. With a
+        model of the time, also whether larger blocks may be faster."""
         is_large = self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
         return is_large or self.executable.time_ns(sizes) > 0
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
-        """Does a plan made for these sizes need much less, of memory or of time?"""
+        """Whether a plan made for these sizes needs much less memory or time."""
         g = self.gradient
         if g is not None and fresh.gradient is not None and g.executables:
             fresh.gradient.whole(sizes)
@@ -75,12 +76,12 @@ class Plan:
         return fresh_ns < _WORTH * own_ns and fresh.needs(sizes) <= self.needs(sizes)
 
     def threshold(self, sizes: Mapping[str, int]) -> Index:
-        """Not negative at sizes that are nearer to these than to those of the plan."""
+        """Return an index that is not negative at sizes nearer to these than to the plan's."""
         return self.room - math.isqrt(self.suits * evaluate(self.room, sizes))
 
 
 def room_bytes(program: Program) -> Index:
-    """What inputs and outputs take."""
+    """Return the bytes of inputs and outputs."""
     inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
     made = [program.defs[n] for n in program.results if n in program.defs]
     return sum([*inputs, *(product(d.shape) * d.dtype.itemsize for d in made)], as_index(0))

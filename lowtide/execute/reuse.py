@@ -29,7 +29,7 @@ _KEEP_NOTHING: Final = (*_MAKE, "const", "cast", "list.get", "tuple.get", "unpac
 
 
 def owned(ops: Sequence[Op], pos: int) -> frozenset[Value]:
-    """Values that ops before `pos` have made and that no code but PyTorch's has been handed."""
+    """Return the values made before `pos` of which only PyTorch's code has seen a reference."""
     made: set[Value] = set()
     for op in ops[:pos]:
         inner = [op, *(o for block in op.blocks for o in walk(block))]
@@ -44,8 +44,8 @@ def dying(
     spec: Specialisation, entry: Entry, live_ins: Sequence[Value], owned: frozenset[Value],
     handed_out: frozenset[Value],
 ) -> Dying | None:  # fmt: skip
-    """Of what is `owned`, that which is not needed any more once the kernels have read it, and is
-    large enough. `handed_out`: results of the block, where the region ends it."""
+    """Return those of `owned` that are dead after the kernels have read them and are large enough.
+    `handed_out`: results of the block, if the region ends it."""
     host = spec.host
     if host is None or host.may_fail_after or spec.executable is None or not owned:
         return None
@@ -62,7 +62,7 @@ def dying(
 
 
 def _alone_at(places: Mapping[str, Place]) -> dict[str, int]:
-    """Tensors that are live-ins, not items of lists."""
+    """Return the tensors that are live-ins themselves, not items of lists."""
     return {n: p.position for n, p in places.items() if not p.path}
 
 

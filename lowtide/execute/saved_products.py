@@ -1,4 +1,4 @@
-"""The op `recalled`: in a recomputed section, a product of PyTorch's whose result was saved.
+"""The op `recalled`: in a recomputed section, a PyTorch product whose result was saved.
 
 In: the saved result, and the op's operands. Out: its results, with their place in the graph:
 PyTorch records the op as usual, and only the kernel that computes the product is skipped.
@@ -49,7 +49,7 @@ _FLOPS: Final[Mapping[object, Callable[..., int]]] = {
 
 
 def recalled(op: Op, kept: Value) -> Op:
-    """The op that gives the result of `op`, which is `kept`."""
+    """Return the op that stands for `op`, whose result `kept` was saved."""
     inner = Value(op.result.name, op.result.type)
     made = Op(name=op.name, operands=op.operands, attrs=op.attrs, results=[inner], loc=op.loc)
     end = Op(name="yield", operands=[inner])
@@ -63,14 +63,14 @@ def recalled(op: Op, kept: Value) -> Op:
 
 
 def run_recalled(op: Op, env: Mapping[Value, Any]) -> list[Any]:
-    """See the module's text."""
+    """Return the results of the op; see the module's text."""
     (block,) = op.blocks
     with _Recall(env[op.operands[0]]):
         return run_block(block, dict(env))
 
 
 class Products(OwnMode):
-    """Notes the products that are computed inside: their results and floating-point operations."""
+    """A context that notes the products computed inside: results and floating-point operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The op `section`: a part of a program that runs in chunks, or in stretches of a loop.
+"""The op `section`: a part of a program that runs in chunks of an axis, or of a loop's steps.
 
 In: the op, the values of its operands, and what runs its block. Out: its results.
 
@@ -37,7 +37,8 @@ _CUT_SHORT: Final = (
 def run_section(
     op: Op, values: list[Any], runs: Sequence[RunBlock], shown: int | None = None
 ) -> list[Any]:
-    """See the module's text. `runs`: of each block; `shown`: chunks that are rehearsed, for all."""
+    """Return the results of the op; see the module's text. `runs`: functions that run its blocks.
+    `shown`: number of chunks that a dry run runs."""
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
     section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
     if records:
@@ -114,8 +115,8 @@ def _detached(value: Any) -> Any:
 
 
 def _handed_out(value: Any, given: Set[int]) -> Any:
-    """A view of what nobody else has is a tensor like others, which may be changed in place; what
-    shares memory with an operand is a view, which PyTorch refuses to change."""
+    """Return a result. A view of the section's own memory becomes a plain tensor, which may be
+    changed in place; a view of an operand stays one, which PyTorch refuses to change."""
     if not isinstance(value, Tensor):
         return value
     if storage_of(value) in given:

@@ -26,12 +26,12 @@ _ENV: Final = 1  # the driver's environment has the value, too, until the region
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dying:
-    """Live-ins that end with the region, by their place among them: the Program's name of each."""
+    """Live-ins that end with the region: name in the Program by position."""
 
     names: Mapping[int, str]
 
     def alone(self, values: Sequence[Any]) -> tuple[str, ...]:
-        """Those that nobody has but `values` and the environment that these were taken from."""
+        """Return the names of those referenced only by `values` and the environment."""
         return tuple(n for k, n in self.names.items() if ownership.is_alone(values, k, _ENV))
 
 
@@ -41,16 +41,17 @@ Taken = tuple[tuple[str, str], ...]  # results, and the inputs in whose memory t
 @dataclass(slots=True, kw_only=True, eq=False)
 class Specialisation:
     """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
-    `whole`: they are the program, and no view has a gradient that PyTorch computes.
+    `whole`: they are all of the program, and PyTorch computes no gradient of a view.
 
-    `gradient` and `again` are there where outputs carry gradients: the backward pass, and how
-    PyTorch runs the same ops; `places` says where the Program's tensors are among the live-ins;
-    `unsaved`: inputs of which the backward pass needs a copy.
-    `differences`: from the nearest one that was compiled before it. `room`: what inputs and
-    outputs take; `suits`: that at the largest sizes for which no better plan than `executable` was
-    found; `looked`: at the largest ones for which none was looked for, as it takes little.
-    `little`: what all its values take, if PyTorch is as quick where that is little. `over`: as
-    `run`, with results over operands that nobody needs (`reuse`), by which these are."""
+    `gradient` and `again`: the backward pass, and the same ops for PyTorch to run; None if no
+    output carries a gradient. `places`: the position of each Program tensor among the live-ins.
+    `unsaved`: inputs of which the backward pass needs a copy. `differences`: from the nearest
+    specialisation compiled before it. `room`: bytes of inputs and outputs. `suits`: these bytes at
+    the largest sizes for which no better plan than `executable` was found. `looked`: the same at
+    the largest sizes for which none was searched. `little`: bytes of all values, if PyTorch is as
+    fast when these are few. `over`: like `run`, with results written over dead operands (`reuse`),
+    by which operands these are.
+    """
 
     stop: int
     finished: bool
@@ -81,13 +82,13 @@ class Specialisation:
 
     @property
     def advances(self) -> bool:
-        """Whether there is anything before `stop`."""
+        """Whether it contains any op."""
         return self.host is not None
 
 
 @dataclass(slots=True, eq=False)
 class Split:
-    """Two signatures told apart by whether `index >= 0`."""
+    """Two signatures, told apart by whether `index >= 0`."""
 
     index: Index
     yes: Node | None = None
@@ -99,7 +100,8 @@ Node = Specialisation | Split
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A specialisation at exact sizes. `run` is None where PyTorch runs the ops; see `reuse`."""
+    """A specialisation at exact sizes. `run` is None if PyTorch runs the ops. `dying`: see
+    `reuse`."""
 
     spec: Specialisation
     z: list[int]

@@ -35,8 +35,8 @@ def unsaved(
     lent: Container[Value],
     values: Sequence[Any],
 ) -> frozenset[str]:
-    """See the module's text; none where PyTorch cannot tell without the data, or only after the
-    steps of a loop. `lent`: values in memory that the caller may write into."""
+    """Return the names of such inputs; none if PyTorch cannot tell without the data, or only by
+    running a whole loop. `lent`: values that the caller may write."""
     candidates = [
         n for n in gradient.kept_inputs
         if n not in gradient.wanted and live_ins[places[n].position] in lent

@@ -29,8 +29,8 @@ from lowtide.texpr.sizes import evaluate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtOnce:
-    """`program` gives all; `gradients`: of each input that has one, its name among the outputs;
-    `output`: of what they are the gradients."""
+    """`program` computes the value and the gradients. `gradients`: the output name of each input's
+    gradient. `output`: the differentiated output."""
 
     program: Program
     gradients: Mapping[str, str]
@@ -44,7 +44,7 @@ def at_once(
     hints: Mapping[str, int],
     machine: str,
 ) -> AtOnce | None:
-    """How to find value and gradients at once; None where nothing would be saved by it."""
+    """Return the combined Program; None if it would save nothing."""
     carrying = [n for n in program.outputs if diff.carries(n)]
     if len(carrying) != 1 or program.delays or carrying[0] not in diff.defs:
         return None
@@ -77,8 +77,7 @@ def at_once(
 def _has_product_of_pairs(
     program: Program, diff: Differentiation, hints: Mapping[str, int]
 ) -> bool:
-    """Is there a sum whose results are more than all inputs? It is asked first, since it is asked
-    of every region."""
+    """Whether a sum has more elements than all inputs together. It is a cheap first test."""
     room = sum(_elements(i.shape, hints) for i in program.inputs.values())
     sums = (d for d in diff.defs.values() if isinstance(d.expr, Reduce) and d.expr.fn == "sum")
     return any(_elements(d.shape, hints) > room for d in sums)
