@@ -62,6 +62,17 @@ def names_of_one_memory(x: Tensor) -> Results:
     return x * 1, copy
 
 
+def other_shapes_under_no_grad(x: Tensor) -> Results:
+    joined, turned, data, sized = torch.empty(0), x * 2, x * 3, torch.empty(0)
+    with torch.no_grad():
+        torch.cat([x, x], out=joined)
+        turned.t_()
+        turned.unsqueeze_(0)
+        data.data = data.data[:2] + 1
+        sized.resize_(2, 2).fill_(3.0)
+    return joined * x[0], turned * 2, data * 1, sized
+
+
 def bytes_of_negatives(x: Tensor) -> Results:
     return (x * 4).byte(), (x * 4).to(torch.int8), (x * 4).to(torch.uint8) + 1
 
@@ -98,7 +109,7 @@ def extremes_of_bytes(x: Tensor) -> Results:
 
 PROGRAMS = [
     rows_move_down, written_and_mirrored, lists_of_tensors, copied_before_the_change,
-    read_as_other_bits, scattered_into, names_of_one_memory,
+    read_as_other_bits, scattered_into, names_of_one_memory, other_shapes_under_no_grad,
     bytes_of_negatives, truths_of_bytes, far_shifts, quotients_just_below, scalars_of_halves,
     halves_that_overflow, extremes_of_bytes,
 ]  # fmt: skip

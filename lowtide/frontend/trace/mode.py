@@ -96,8 +96,11 @@ class TraceMode(TorchFunctionMode):
         if is_set and _is_its_own(*given):
             return func(*given)  # as `w.data = w.data.to(device)` is where `w` is there
         before = _versions(tensors_in([given, given_named]))
+        shapes = [_shape(x) for x, _ in before]
         result = func(*given, **given_named)
         changed = is_set or any(_version(x) != version for x, version in before)
+        news = [x for (x, _), old in zip(before, shapes, strict=True) if _shape(x) != old]
+        self.recorder.renewed = {id(x) for x in (*news, *(given[:1] if is_set else ()))}
         if found is None:
             if tensors_in(result) or changed:
                 raise self._not_recorded(f"`{getattr(func, '__name__', func)}`", "PyTorch's own")
@@ -239,6 +242,11 @@ def _is_called_by(code: types.CodeType) -> bool:
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
     return [(x, _version(x)) for x in tensors]
+
+
+def _shape(x: torch.Tensor) -> Any:
+    """What `x.t_()` changes, and `torch.cat(..., out=x)` if x has another size."""
+    return None if x.is_nested or x.layout is not torch.strided else (x.shape, x.stride())
 
 
 def _version(x: torch.Tensor) -> int:

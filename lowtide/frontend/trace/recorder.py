@@ -53,6 +53,7 @@ class Recorder:
         self.captures = captures
         self.stop = stop
         self.grad_off = False  # torch.no_grad() inside a run that began with gradients
+        self.renewed: set[int] = set()  # ids of what the call gave another shape or other memory
         self.done = False
         self.quiet = quiet
         self.warnings = 0
@@ -63,10 +64,11 @@ class Recorder:
     # -- tensors --
 
     def tensor(self, tensor: torch.Tensor) -> Value:
-        """The value of a tensor; under `no_grad`, what it is to autograd then."""
+        """The value of a tensor; under `no_grad`, what it is to autograd then. A call that gives a
+        tensor another shape takes the tensor itself: a detached one has a shape of its own."""
         found = self._tensors.get(id(tensor))
         value = self._captured(tensor) if found is None else found[1]
-        if self.grad_off:
+        if self.grad_off and id(tensor) not in self.renewed:
             return self.builder.emit("torch.detach", [value], [t.TENSOR]).result
         return value
 
@@ -247,7 +249,8 @@ class Recorder:
     def bind(self, value: Value, result: Any) -> None:
         """The tensors of a result are the parts of its value."""
         if isinstance(result, torch.Tensor):
-            if not (self.grad_off and self.knows(result)):  # else the value is a detached alias
+            detached = self.grad_off and id(result) not in self.renewed
+            if not (detached and self.knows(result)):
                 self.bind_tensor(result, value)
         elif isinstance(result, tuple | list) and tensors_in(result):
             for part, elem in zip(self.parts(value, len(result)), result, strict=True):  # pyright: ignore
