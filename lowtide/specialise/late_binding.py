@@ -17,7 +17,17 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
 from lowtide.ops.binding import Default, Gather, bind
-from lowtide.specialise.abstract import OPAQUE, Abs, Map, Pending, Place, Seq, constant
+from lowtide.specialise.abstract import (
+    OPAQUE,
+    Abs,
+    Map,
+    Pending,
+    Place,
+    Seq,
+    concrete,
+    constant,
+    is_constant,
+)
 from lowtide.texpr.build import Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
@@ -93,6 +103,8 @@ def bind_late(
 
 def is_instance(x: Abs, tested: t.Type) -> bool | None:
     """isinstance() of an abstract value; None where only the run knows."""
+    if is_constant(x):
+        return t.is_instance(concrete(x), tested)
     if isinstance(tested, t.UnionType):
         answers = [is_instance(x, member) for member in tested.elems]
         return True if True in answers else None if None in answers else False

@@ -116,6 +116,7 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
         if not outcome:
             return _union([_left(m, tested) for m, answer in answers if answer is not True])
         one = tested[0] if len(tested) == 1 and _tells_all(tested[0]) else None
+        one = t.NUMBER if one == t.INT else one  # a bool is an int
         kept = [m if answer or one is None else one for m, answer in answers if answer is not False]
         return _union(kept)
 

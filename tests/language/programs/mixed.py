@@ -609,3 +609,25 @@ class LossInside(nn.Module):
             "loss": self.loss(logits, target),
             "acc": (logits.argmax(-1) == target).float().mean(),
         }
+
+
+@program(calls=lambda: [([1, True, 2.5, None],), ([True],), ([],)], torchscript=False)
+def ints_and_bools(values: List[Any]) -> List[str]:
+    kinds = []
+    for v in values:
+        if isinstance(v, int) and not isinstance(v, bool):
+            kinds.append("int")
+        elif isinstance(v, int):
+            kinds.append(type(v).__name__)
+        else:
+            kinds.append("other")
+    return kinds
+
+
+@program(
+    calls=lambda: [(torch.ones(2), True), (torch.ones(2), False)],
+    torchscript=False,
+)
+def a_bool_is_an_int(x: Tensor, flag: bool) -> Tensor:
+    v = True if flag else 3
+    return x * v if isinstance(v, int) else x * 100
