@@ -23,7 +23,7 @@ import torch
 
 from lowtide import compiler
 from lowtide.budget.budgeted import make_driver
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.c.driver import HostDialect
 from lowtide.codegen.executable import compile_program
@@ -98,7 +98,7 @@ class Run:
         assert self.function is not None
         given = pairs(self.options.shape)
         values = [value_of(p, given, self.options) for p in self.function.params]
-        for step in Walk(make_driver(self.function, Options()), values).steps:
+        for step in DryRun(make_driver(self.function, Options()), values).steps:
             if not isinstance(step, KernelStep):
                 yield f"@{step.loc.line}", f"PyTorch runs {step.label}: {step.reason}"
             elif (host := step.entry.spec.host) is not None:

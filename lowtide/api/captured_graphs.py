@@ -108,7 +108,7 @@ def shown_name(root: Any) -> str:
     return str(getattr(root, "__name__", type(root).__name__))
 
 
-class Asked:
+class Target:
     """Of one compiled object. `make`: see `Make`; `name`: what warnings call it."""
 
     def __init__(self, root: Any, make: Make, budget_bytes: int | None) -> None:
@@ -165,33 +165,33 @@ class Call:
     """One call of a compiled object, or of others' that a `listener` is told of: which graphs it
     runs."""
 
-    __slots__ = ("_asked", "first", "listener")
+    __slots__ = ("_target", "first", "listener")
 
-    def __init__(self, asked: Asked | None, listener: Listener | None) -> None:
-        self._asked = asked
+    def __init__(self, target: Target | None, listener: Listener | None) -> None:
+        self._target = target
         self.first: Graph | None = None
         self.listener = listener
 
     @property
     def name(self) -> str:
         """The name of what the user called; "" if that is not known."""
-        return "" if self._asked is None else shown_name(self._asked.root)
+        return "" if self._target is None else shown_name(self._target.root)
 
     def runs(self, graph: Graph, args: tuple[Any, ...]) -> None:
         """Before it does."""
         if self.listener is not None:
             self.listener(graph, args)
-        if (asked := self._asked) is None:
+        if (target := self._target) is None:
             return
-        ran = asked.ran.get(id(graph))
+        ran = target.ran.get(id(graph))
         if self.first is None:
             self.first = graph
             if ran is not None:
                 return
-        elif graph is not self.first and asked.budget_bytes is not None:
-            asked.tell(SEVERAL.format(budget=asked.budget_bytes))
+        elif graph is not self.first and target.budget_bytes is not None:
+            target.tell(SEVERAL.format(budget=target.budget_bytes))
         if ran is None or not ran.is_alike(args):
-            asked.add(graph, args, graph is self.first)
+            target.add(graph, args, graph is self.first)
 
 
 class _OfThread(threading.local):
@@ -217,36 +217,36 @@ def attach(compiled: Any, make: Make, budget_bytes: int | None = None) -> Any:
     root = getattr(compiled, "_orig_mod", None) or getattr(
         compiled, "_torchdynamo_orig_callable", compiled
     )
-    asked = Asked(root, make, budget_bytes)
+    target = Target(root, make, budget_bytes)
     if isinstance(compiled, torch.nn.Module):
-        compiled.forward = _watched(compiled.forward, asked)
+        compiled.forward = _watched(compiled.forward, target)
         copied = functools.partial(_parts, compiled, make, budget_bytes)
         object.__setattr__(compiled, "__reduce__", copied)  # see below
         if hasattr(root, "__deepcopy__"):  # which PyTorch would give for that of `compiled`
             deeply = functools.partial(_copied_deeply, compiled, make, budget_bytes)
             object.__setattr__(compiled, "__deepcopy__", deeply)
     elif inspect.isfunction(compiled):
-        compiled = _watched(compiled, asked)
+        compiled = _watched(compiled, target)
     for name, method in _METHODS.items():
         if not hasattr(compiled, name):
             with suppress(AttributeError):  # it takes none
                 # Of the wrapper: a module's own `__setattr__` hands on to the wrapped one.
-                object.__setattr__(compiled, name, functools.partial(method, asked))
+                object.__setattr__(compiled, name, functools.partial(method, target))
     return compiled
 
 
-def _watched(compiled: Callable[..., Any], asked: Asked) -> Callable[..., Any]:
+def _watched(compiled: Callable[..., Any], target: Target) -> Callable[..., Any]:
     """The same call, whose graphs are seen."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         before = of_thread.call
-        of_thread.call = mine = Call(asked, None if before is None else before.listener)
+        of_thread.call = mine = Call(target, None if before is None else before.listener)
         try:
             result = compiled(*args, **kwargs)
         finally:
             of_thread.call = before
-        if mine.first is None and asked.budget_bytes is not None:
-            asked.tell(NONE)
+        if mine.first is None and target.budget_bytes is not None:
+            target.tell(NONE)
         return result
 
     return wrapped(called, compiled)
@@ -273,16 +273,16 @@ def _made_again(
     return attach(build(*given), make, budget_bytes)
 
 
-def _memory(asked: Asked, /, *args: Any, **kwargs: Any) -> MemoryPlan:
+def _memory(target: Target, /, *args: Any, **kwargs: Any) -> MemoryPlan:
     """The predicted peak of the largest graph for these inputs (meta tensors too); no graph is run.
 
     Before a call it is the first graph; after one also each that was run after that."""
-    return _explain(asked, *args, **kwargs).memory
+    return _explain(target, *args, **kwargs).memory
 
 
-def _explain(asked: Asked, /, *args: Any, **kwargs: Any) -> Explanations:
+def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
-    graphs, notes = asked.graphs(args, kwargs)
+    graphs, notes = target.graphs(args, kwargs)
     found = [told(graph, given) for graph, given in graphs]
     known = [x for x in found if isinstance(x, Explanation)]
     notes += [str(x) for x in found if not isinstance(x, Explanation)]
@@ -301,9 +301,9 @@ def told(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
     return graph if explain is None else explain(*given)
 
 
-def _stages(asked: Asked, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+def _stages(target: Target, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
     """The programs after each stage for these inputs, graph by graph."""
-    graphs, _ = asked.graphs(args, kwargs)
+    graphs, _ = target.graphs(args, kwargs)
     with_stages = [(getattr(graph, "stages", None), given) for graph, given in graphs]
     return [stage for find, given in with_stages if find is not None for stage in find(*given)]
 
@@ -364,5 +364,5 @@ def _stand_in(x: Any) -> Any:
 
 
 hide(sys.modules[__name__])
-for _hidden in (Asked.add, Call.runs):
+for _hidden in (Target.add, Call.runs):
     hide_with_callees(_hidden)

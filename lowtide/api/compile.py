@@ -21,7 +21,7 @@ import torch
 
 from lowtide import config
 from lowtide.api import captured_graphs
-from lowtide.api.compiled import Compiled, tell_without_budget
+from lowtide.api.compiled import Compiled, warn_without_budget
 from lowtide.api.explain import Explanation
 from lowtide.budget.budgeted import make_driver
 from lowtide.diagnostics import debug, faults, stats
@@ -104,7 +104,7 @@ class PlainGraph:
             call.runs(self, args)
         if not (self._has_told or config.current().disable):
             self._has_told = True
-            tell_without_budget("a captured graph", self.why)
+            warn_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)
 
@@ -124,7 +124,7 @@ def backend(
     `options`: `budget` of each graph, and `tune`; `mode` changes nothing."""
     del example_inputs, mode
     call = _of_thread.call
-    return _graph(gm, _asked(**(options or {})), "" if call is None else call.name).__call__
+    return _graph(gm, _options_of(**(options or {})), "" if call is None else call.name).__call__
 
 
 def _graph(module: torch.fx.GraphModule, options: Options, name: str) -> CompiledGraph | PlainGraph:
@@ -143,7 +143,7 @@ def _graph(module: torch.fx.GraphModule, options: Options, name: str) -> Compile
     return CompiledGraph(module, program, options, name)
 
 
-def _asked(budget: object = None, tune: object = False, **others: object) -> Options:
+def _options_of(budget: object = None, tune: object = False, **others: object) -> Options:
     """What `torch.compile(options=…)` asks for, of each captured graph."""
     if others:
         raise LowtideError(

@@ -64,7 +64,7 @@ def keep_module_to(module: ScriptModule, options: Options) -> None:
     module.__dict__["_lowtide_asked"] = options
     for method in list(module.__dict__.values()):
         if isinstance(method, ScriptMethod):
-            method.keep_to(options)
+            method.set_options(options)
 
 
 def freeze(

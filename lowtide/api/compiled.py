@@ -17,7 +17,7 @@ import torch
 
 from lowtide import config
 from lowtide.api.explain import Explanation, explain
-from lowtide.budget.dry_run import Walk, ineligible
+from lowtide.budget.dry_run import DryRun, ineligible
 from lowtide.budget.memory import MemoryPlan, plan_memory
 from lowtide.diagnostics.warned import warn
 from lowtide.execute.driver import Driver
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lowtide.frontend.trace.recorder import Recorder
 
 
-def tell_without_budget(name: str, why: str) -> None:
+def warn_without_budget(name: str, why: str) -> None:
     """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
     warn(f"{name}: the budget is not enforced, because PyTorch runs it uncompiled: {why}")
 
@@ -45,7 +45,7 @@ class Compiled(ABC):
     options: Options = Options()
     _has_told = False
 
-    def keep_to(self, options: Options) -> None:
+    def set_options(self, options: Options) -> None:
         """From now on calls are as these ask for."""
         self.options = options
 
@@ -55,7 +55,7 @@ class Compiled(ABC):
         if self.options.budget_bytes is None or self._has_told or config.current().disable:
             return
         self._has_told = True
-        tell_without_budget(
+        warn_without_budget(
             self.__name__, why or "an argument is a tensor subclass or not a dense tensor"
         )
 
@@ -91,27 +91,27 @@ class Compiled(ABC):
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
-        why, walk = self._walk(args, kwargs)
-        return explain(self.__name__, walk, why)
+        why, dry_run = self._dry_run(args, kwargs)
+        return explain(self.__name__, dry_run, why)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
         """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
-        why, walk = self._walk(args, kwargs)
-        return plan_memory(walk, why)
+        why, dry_run = self._dry_run(args, kwargs)
+        return plan_memory(dry_run, why)
 
     def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
         """The program after each stage for these inputs, the generated source last."""
-        _, walk = self._walk(args, kwargs)
-        return walk.stages()
+        _, dry_run = self._dry_run(args, kwargs)
+        return dry_run.stages()
 
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+    def _dry_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, DryRun]:
         with watching.aside():
             given = self.bind(*with_sizes((args, kwargs)))
             driver, values = self.resolve(given)
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             unmet = driver.demands.unmet(values) if driver.demands is not None else ""
             why = torch_state.reason() or unmet or ineligible(plain_values)
-            return why, Walk(driver.planned(values), values, self._computed(given, values))
+            return why, DryRun(driver.planned(values), values, self._computed(given, values))
 
     def _computed(self, given: tuple[Any, ...], values: Sequence[Any]) -> frozenset[int]:
         """By `id`, the operands that reading what is captured makes anew at each call, as a

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.budget.memory import MemoryPlan, plan_memory
 from lowtide.budget.repeats import Repeat, folded
@@ -170,11 +170,11 @@ class Explanation:
         }  # fmt: skip
 
 
-def explain(name: str, walk: Walk, plain: str = "") -> Explanation:
+def explain(name: str, dry_run: DryRun, plain: str = "") -> Explanation:
     """The explanation of a walked call."""
-    memory = plan_memory(walk, plain)
+    memory = plan_memory(dry_run, plain)
     steps: list[RegionLine | TorchLine] = []
-    for step in walk.steps:
+    for step in dry_run.steps:
         if isinstance(step, KernelStep):
             steps.append(_region(step))
         else:
@@ -185,13 +185,13 @@ def explain(name: str, walk: Walk, plain: str = "") -> Explanation:
         steps=tuple(steps),
         memory=memory,
         notes=memory.notes,
-        compiled_again=_compiled_again(walk),
+        compiled_again=_compiled_again(dry_run),
     )
 
 
-def _compiled_again(walk: Walk) -> tuple[Recompilation, ...]:
-    found = {(str(walk.function.loc), walk.differences): None}
-    for step in walk.steps:
+def _compiled_again(dry_run: DryRun) -> tuple[Recompilation, ...]:
+    found = {(str(dry_run.function.loc), dry_run.differences): None}
+    for step in dry_run.steps:
         if isinstance(step, KernelStep):
             found[str(step.loc), step.entry.spec.differences] = None
     return tuple(Recompilation(loc=loc, facts=facts) for loc, facts in found if facts)
@@ -237,7 +237,7 @@ def _backward(step: KernelStep) -> BackwardLine | None:
         if s.output < 0
     )
     if made.executable is None:
-        at_once = gradient.at_once is not None
+        at_once = gradient.value_and_grad is not None
         return BackwardLine(saved=saved, kernels=(), peak_bytes=0, at_once=at_once)
     return BackwardLine(
         saved=saved,

@@ -92,7 +92,7 @@ def script(
         return functools.partial(script, budget=budget, tune=tune)
     if isinstance(obj, ScriptFunction):
         if options != Options():
-            obj.keep_to(options)
+            obj.set_options(options)
         return obj
     if hasattr(obj, "__prepare_scriptable__") and not isinstance(obj, type):
         obj = obj.__prepare_scriptable__()  # what is to be compiled in its place, as for torch.jit
@@ -113,7 +113,7 @@ def script(
             )
         raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
     made = ScriptFunction(obj)
-    made.keep_to(options)
+    made.set_options(options)
     return made
 
 

@@ -162,10 +162,10 @@ class ScriptFunction(TorchJitMembers):
                 self._plain_drivers[kinds] = driver
             return driver
 
-    def keep_to(self, options: Options) -> None:
-        """See `Compiled.keep_to`."""
+    def set_options(self, options: Options) -> None:
+        """See `Compiled.set_options`."""
         with self._lock:
-            super().keep_to(options)
+            super().set_options(options)
             self._drivers.clear()
             self._plain_drivers.clear()
 

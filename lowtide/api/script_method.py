@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.api.script_function import ScriptFunction, defaults_of
 from lowtide.budget.budgeted import make_driver
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.diagnostics import debug
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.diagnostics.warned import warn
@@ -264,8 +264,8 @@ class ScriptMethod(ScriptFunction):
 
     # -- programs --
 
-    def keep_to(self, options: Options) -> None:
-        """See `Compiled.keep_to`."""
+    def set_options(self, options: Options) -> None:
+        """See `Compiled.set_options`."""
         with self._lock:
             self.options = options
             for variant in self.variants():
@@ -478,9 +478,9 @@ class ScriptMethod(ScriptFunction):
         variant, captured = self._find(values)
         return variant.driver, (*values, *captured)
 
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
+    def _dry_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, DryRun]:
         with unchanged(self._root):
-            return super()._walk(args, kwargs)
+            return super()._dry_run(args, kwargs)
 
 
 class MethodMaker:

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from lowtide.api import names
 from lowtide.api.entry_point_errors import what_can_be_called
 from lowtide.api.script_method import MethodMaker, ScriptMethod
-from lowtide.api.torch_jit_members import INSTEAD, saved_to_buffer, told_instead
+from lowtide.api.torch_jit_members import INSTEAD, replacement_error, saved_to_buffer
 from lowtide.execute.captures import hooks_on_all
 from lowtide.execute.options import Options
 from lowtide.frontend.script import decorators
@@ -120,7 +120,7 @@ class ScriptModule(_Module):
         if name in _ASKED:
             return getattr(self.forward, name)
         if name in INSTEAD:
-            raise told_instead(name, f"the compiled {self.original_name}")
+            raise replacement_error(name, f"the compiled {self.original_name}")
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -445,7 +445,7 @@ def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
 def make_method(module: ScriptModule, name: str) -> ScriptMethod:
     """A method of a compiled module, with no program yet, as what was asked of the module is."""
     made = _method(module, name)
-    made.keep_to(module.__dict__.get("_lowtide_asked", Options()))
+    made.set_options(module.__dict__.get("_lowtide_asked", Options()))
     return made
 
 

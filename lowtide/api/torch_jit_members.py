@@ -28,7 +28,7 @@ INSTEAD: Final = {
 }
 
 
-def told_instead(name: str, owner: str) -> AttributeError:
+def replacement_error(name: str, owner: str) -> AttributeError:
     """The error for a member that has no meaning here, to be raised."""
     return AttributeError(f"{owner} has no {name!r}; write instead: {INSTEAD[name]}")
 
@@ -82,5 +82,7 @@ class TorchJitMembers(Compiled):
 
     def __getattr__(self, name: str) -> Any:
         if name in INSTEAD:
-            raise told_instead(name, f"the compiled {self.__dict__.get('__name__', 'function')}()")
+            raise replacement_error(
+                name, f"the compiled {self.__dict__.get('__name__', 'function')}()"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

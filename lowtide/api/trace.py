@@ -136,7 +136,7 @@ def _trace_function(example: Example, tolerance: float | None, options: Options)
     functools.update_wrapper(traced, example.func, updated=())
     traced.__name__ = name
     _finish(example, recording, traced, None, constants, tolerance)
-    traced.keep_to(options)
+    traced.set_options(options)
     return traced
 
 

@@ -20,7 +20,7 @@ import torch
 
 from lowtide.api.script_method import ScriptMethod
 from lowtide.api.script_module import ScriptModule, WrappedModule
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import CompileError
 from lowtide.frontend.trace.nested_programs import with_nests, with_result
@@ -102,8 +102,8 @@ class TracedFunction(ScriptMethod):
         """The recorded program."""
         return self._program
 
-    def _walk(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Walk]:
-        return super()._walk(self.flat(args, kwargs), {})
+    def _dry_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, DryRun]:
+        return super()._dry_run(self.flat(args, kwargs), {})
 
     def __lowtide_program__(self, types: Sequence[Type] = ()) -> Function | None:
         """The program, for a front end to inline: None where arguments or results are nested in a

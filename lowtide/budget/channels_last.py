@@ -44,9 +44,11 @@ _MAKING: Final = ("tuple.make", "list.make", "dict.make")
 _CONVOLUTIONS: Final = ("torch.conv2d", "torch.conv3d", "F.conv2d", "F.conv3d")
 
 
-def turned(outer: Outer) -> Function | None:
+def to_channels_last(outer: Outer) -> Function | None:
     """See the module's text."""
-    if not outer.on_host or any(layouts.lies_last(x) for v in outer.args for x in outer.tensors(v)):
+    if not outer.on_host or any(
+        layouts.is_channels_last(x) for v in outer.args for x in outer.tensors(v)
+    ):
         return None
     turner = _Turner(outer)
     with Ledger(), LikeTheCpu(), torch.no_grad():

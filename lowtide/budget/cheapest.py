@@ -98,7 +98,7 @@ class _Search:
 
     def _needs(self, kept: Held, start: int, stop: int) -> int:
         cutter = self.cutter
-        return cutter.size_of(kept) + cutter.left_bytes(stop) + cutter.again_bytes(start, stop)
+        return cutter.size_of(kept) + cutter.left_bytes(stop) + cutter.recomputed_bytes(start, stop)
 
     def _ends(self, start: int, stop: int) -> Iterator[int]:
         """Where a segment from here may end."""

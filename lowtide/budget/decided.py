@@ -10,7 +10,7 @@ the same sizes, and the same values of all arguments that are not tensors.
 An `if` between two ops would keep them out of one chunk, and libraries have many: `nn.BatchNorm2d`
 checks the dims of its input, and whether it is training.
 
-`written_out` unrolls loops as well, so that one axis cuts all steps, or single steps are
+`with_unrolled_loops` unrolls loops as well, so that one axis cuts all steps, or single steps are
 recomputed.
 
     for _ in range(3):                      y1 = x + gelu(x @ a) @ b
@@ -63,7 +63,7 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
         driver = Driver(function, tiles=driver.tiles)
 
 
-def written_out(driver: Driver, args: Sequence[Any]) -> Function:
+def with_unrolled_loops(driver: Driver, args: Sequence[Any]) -> Function:
     """See the module's text; the driver's own function where there is no such loop, or it is long:
     of more than `SMALL` steps, or with more than `_MOST_OPS` ops in all."""
     function = driver.function

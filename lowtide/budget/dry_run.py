@@ -75,7 +75,7 @@ _STOPS: Final = "`{}` ends the program"
 _IS_PYTHON: Final = "`{}` is Python code, which a prediction does not run"
 
 
-class WalkEnds(Exception):
+class DryRunEnds(Exception):
     """From here on nothing is known; the text says why."""
 
 
@@ -96,7 +96,7 @@ def ineligible(values: Sequence[Any]) -> str:
     return ""
 
 
-class Walk(Executor):
+class DryRun(Executor):
     """See the module's text; everything is found out when it is made."""
 
     shown_chunks = SHOWN_CHUNKS
@@ -126,7 +126,7 @@ class Walk(Executor):
         self._sizes: list[tuple[str, int]] = []
         try:
             if kind := _kind_beside_dense(args):
-                raise WalkEnds(_NOT_DENSE.format(kind))
+                raise DryRunEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             road = LikeTheCpu() if on_host else LikeCuda(self.device)
@@ -137,7 +137,7 @@ class Walk(Executor):
                 if self.records:
                     with self._casts.ended():
                         self.notes += backward(self.ledger, self._objects.tensors_in(results))
-        except WalkEnds as why:
+        except DryRunEnds as why:
             self.ends = str(why)
             self.notes.append(self.ends)
         self.notes += [*self.ledger.notes, *self.ledger.unbounded]
@@ -306,7 +306,7 @@ class Walk(Executor):
         known: list[Any] = []
         for result in op.results:
             if t.may_be_tensor(result.type) and result in alive:
-                raise WalkEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
+                raise DryRunEnds(f"{op.loc}: {why.format(_name(op))}; nothing after it is counted")
             known.append(UNKNOWN)
         if op.name in _CALLS_PYTHON:
             self._guess(f"{op.loc}: {_NOT_COUNTED.format(_name(op))}")
@@ -329,12 +329,12 @@ class Walk(Executor):
         self._guess(f"{op.loc}: the branch depends on the data; both are shown")
         one, other = (self.inner(plan, block, env) for block in op.blocks)
         _keep(env, alive)
-        first, rank = self._road(one)
+        first, rank = self._try_branch(one)
         with self.ledger.aside(rank[0]):
-            second, second_rank = self._road(other)
+            second, second_rank = self._try_branch(other)
         return first if rank >= second_rank else second
 
-    def _road(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
+    def _try_branch(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
         """One of two branches: its results, what it leaves behind in bytes, and its steps."""
         held, steps = self.ledger.live_bytes, len(self.steps)
         results = self.block(*inner)
@@ -454,7 +454,7 @@ class Walk(Executor):
                 places.append(f"called at {loc.caller}")
                 loc = loc.caller
             self.fails = f"{', '.join(places)}: {why.format(_name(op))}"
-            raise WalkEnds(f"{self.fails}; nothing after it is counted")
+            raise DryRunEnds(f"{self.fails}; nothing after it is counted")
 
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -29,7 +29,7 @@ from lowtide.execute.candidate import LEAST_BYTES, Candidate
 from lowtide.execute.cut import Cut, order_of
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
-from lowtide.memory.layouts import lies_last
+from lowtide.memory.layouts import is_channels_last
 from lowtide.memory.ledger import Ledger
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
@@ -280,7 +280,7 @@ class _Finder:
         x = self.known[v]
         if not isinstance(x, Tensor):
             return None
-        is_known = x.is_contiguous() or lies_last(x)
+        is_known = x.is_contiguous() or is_channels_last(x)
         is_norm = any(op.name in opdefs.STATISTICS for op in ops)
         return order_of(x) if is_known or not is_norm else None
 

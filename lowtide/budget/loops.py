@@ -264,7 +264,7 @@ class _Loop:
         cuts = dict.fromkeys((r.tensor, r.cut) for r in reads)
         taken = {id(r.op) for r in reads}
         whole = dict.fromkeys(self._whole(taken, {c.made.result for c in lists}))
-        stretch = _Stretch(self, cuts, whole)
+        stretch = _LoopChunk(self, cuts, whole)
         block = stretch.block(lists, reads)
         bare = eliminate_dead_code(with_block(self.around.function, block)).block
         return Candidate(
@@ -302,7 +302,7 @@ def _is_plain(value: object) -> bool:
     )
 
 
-class _Stretch:
+class _LoopChunk:
     """The block of a stretch while it is made."""
 
     def __init__(

@@ -1,8 +1,8 @@
 """The predicted peak of a call: kernels, PyTorch's ops, values between them, the backward pass.
 
-In: a `Walk`, whose ledger has the account. Out: a `MemoryPlan`. Outputs, temporaries, saved values,
-cotangents and gradients count; inputs and parameters do not. Kernels are exact; what PyTorch's ops
-allocate inside is an upper bound, see `memory/bounds`.
+In: a `DryRun`, whose ledger has the allocations. Out: a `MemoryPlan`. Outputs, temporaries, saved
+values, cotangents and gradients count; inputs and parameters do not. Kernels are exact; what
+PyTorch's ops allocate inside is an upper bound, see `memory/bounds`.
 
     x: [1000, 64], y: [500, 64]        4*s0*s1 + 2*(4*s1 + 512)        s0 = x.shape[0], s1 = …
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep, TorchStep
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
@@ -76,33 +76,33 @@ class MemoryPlan:
         }
 
 
-def plan_memory(walk: Walk, plain: str = "") -> MemoryPlan:
+def plan_memory(dry_run: DryRun, plain: str = "") -> MemoryPlan:
     """The plan of a call. `plain`: why it would run as plain Python, "" if it is compiled."""
-    notes = list(walk.notes)
+    notes = list(dry_run.notes)
     if plain:
         notes.insert(
             0,
             f"{plain}: such a call runs as plain PyTorch; this is the peak of the compiled program",
         )
-    return plan_of(walk.ledger, [walk], notes)
+    return plan_of(dry_run.ledger, [dry_run], notes)
 
 
-def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> MemoryPlan:
+def plan_of(ledger: Ledger, dry_runs: Sequence[DryRun], notes: Sequence[str]) -> MemoryPlan:
     """The plan of a call, in which these were walked on one ledger."""
     notes = list(dict.fromkeys(notes))
-    labels = [s.label for walk in walks for s in walk.steps if isinstance(s, TorchStep)]
+    labels = [s.label for dry_run in dry_runs for s in dry_run.steps if isinstance(s, TorchStep)]
     theirs = dict.fromkeys(labels)
     if theirs:
         names = ", ".join(theirs)
         theirs_too = "" if ledger.of_host else "; what NVIDIA's libraries take is not counted"
         notes.append(f"what PyTorch allocates inside {names} is an upper bound{theirs_too}")
-    steps = (s for walk in walks for s in walk.steps if isinstance(s, KernelStep))
+    steps = (s for dry_run in dry_runs for s in dry_run.steps if isinstance(s, KernelStep))
     refused = [
         f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()
     ]
     notes += dict.fromkeys(refused)
     alive = ledger.at_peak()
-    names = dict(walks[0].sizes()) if walks else {}
+    names = dict(dry_runs[0].sizes()) if dry_runs else {}
     symbols: dict[int, str] = {}
     for _, size in names.items():
         if size >= _LEAST_SIZE:
@@ -116,7 +116,7 @@ def plan_of(ledger: Ledger, walks: Sequence[Walk], notes: Sequence[str]) -> Memo
         buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
         sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
-        fails=next((walk.fails for walk in walks if walk.fails), ""),
+        fails=next((dry_run.fails for dry_run in dry_runs if dry_run.fails), ""),
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import run_op
 from lowtide.specialise.stand_ins import UNKNOWN
 
 
-class Followed(Walk):
+class Followed(DryRun):
     """See the module's text."""
 
     known: dict[Value, Any]

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from lowtide.budget.channels_last import turned
+from lowtide.budget.channels_last import to_channels_last
 from lowtide.budget.cheapest import FEWER, cheapest
-from lowtide.budget.decided import decided, written_out
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.decided import decided, with_unrolled_loops
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.effects import Effects
 from lowtide.budget.find import candidates
 from lowtide.budget.memory import MemoryPlan, plan_memory
@@ -94,31 +94,35 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
     """Where no plan like one could fit, those that keep more than it are not tried."""
     driver = Driver(driver.function, tiles=driver.tiles)
-    walk = Walk(driver, args)
-    yield _plan(driver, walk)
+    dry_run = DryRun(driver, args)
+    yield _plan(driver, dry_run)
     function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
     driver = Driver(function, tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
-    function = _rewritten(driver, lambda: turned(Outer(driver, args)), "how its images lie")
+    function = _rewritten(
+        driver, lambda: to_channels_last(Outer(driver, args)), "how its images lie"
+    )
     if function is not driver.function:
         driver = Driver(function, tiles=driver.tiles)
         trials = _Trials(driver, args)
         yield trials.plan({})
-    yield from _roads(trials, walk.records, budget_bytes)
-    function = _rewritten(driver, lambda: written_out(driver, args), "how loops are written out")
+    yield from _strategies(trials, dry_run.records, budget_bytes)
+    function = _rewritten(
+        driver, lambda: with_unrolled_loops(driver, args), "how loops are written out"
+    )
     if function is not driver.function:
         trials = _Trials(Driver(function, tiles=driver.tiles), args)
         yield trials.plan({})
-        yield from _roads(trials, walk.records, budget_bytes)
+        yield from _strategies(trials, dry_run.records, budget_bytes)
 
 
-def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan]:
+def _strategies(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan]:
     """Plans of one program with chunks, and with segments where gradients are recorded."""
     parts = _parts(trials.driver, trials.args, records)
     found, cutter = parts.runs, parts.cutter
     trials.choices = parts.choices
-    roads = [_in_chunks(trials, found, cutter, budget_bytes)]
+    strategies = [_in_chunks(trials, found, cutter, budget_bytes)]
     if cutter is not None:
         trials.known = replace(
             trials.known,
@@ -128,8 +132,8 @@ def _roads(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan
         )
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
-            roads.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
-    for road in roads:
+            strategies.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
+    for road in strategies:
         yield from road
 
 
@@ -208,8 +212,10 @@ def _in_chunks(
     yield trials.plan(chunks, tiles="least")
 
 
-def _plan(driver: Driver, walk: Walk) -> Plan:
-    return Plan(driver=driver, memory=plan_memory(walk), ends="" if walk.fails else walk.ends)
+def _plan(driver: Driver, dry_run: DryRun) -> Plan:
+    return Plan(
+        driver=driver, memory=plan_memory(dry_run), ends="" if dry_run.fails else dry_run.ends
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +279,7 @@ class _Trials:
         if plan is None:
             function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
             made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
-            plan = _plan(made, Walk(made, self.args))
+            plan = _plan(made, DryRun(made, self.args))
             if kept is NOTHING:
                 self._plans[key] = plan
         return plan

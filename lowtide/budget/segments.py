@@ -70,7 +70,7 @@ class Cutter:
         """How much is computed again, in bytes of results."""
         return sum(sum(self.built_bytes[c.start : c.stop]) for c in segments)
 
-    def again_bytes(self, start: int, stop: int) -> int:
+    def recomputed_bytes(self, start: int, stop: int) -> int:
         """What is made when a segment runs again: not the results of a part in chunks at its end,
         which nobody reads then."""
         made = self.made_bytes[start:stop]

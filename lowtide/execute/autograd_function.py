@@ -23,7 +23,7 @@ from lowtide.diagnostics.faults import survive
 from lowtide.execute.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.mutation import without_statistics
-from lowtide.execute.parted import Kept, kept_for
+from lowtide.execute.parted import Kept, saved_for
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import Env, run_op
 from lowtide.ir.named_results import build
@@ -278,11 +278,11 @@ class _Region(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         call: _Call = ctx.call
         is_watched = call.rules.is_rehearsal and WATCHED in ctx.metadata
-        ours_alone = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
+        unshared = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         count = len(r.gradient.kept_inputs)
         g = r.gradient
-        kept, call.left = kept_for(
+        kept, call.left = saved_for(
             *(ctx, call.left, g.parts, (*g.kept_inputs, *call.saved), cotangents),
             lambda parts: g.reads(parts, (*call.saved, *call.aliases)),
         )
@@ -296,7 +296,7 @@ class _Region(torch.autograd.Function):
             if torch.is_grad_enabled() or torch_state.in_transform(given):
                 found = _by_eager(call, kept[:count], given, needed)
             else:
-                found = _by_kernels(call, kept, given, needed, ours_alone)
+                found = _by_kernels(call, kept, given, needed, unshared)
         gradients: list[Tensor | None] = [None] * len(r.names)
         for k, value in zip(r.wanted, found, strict=True):
             gradients[k] = value
@@ -323,15 +323,16 @@ def _by_kernels(
     kept: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
     needed: tuple[bool, ...],
-    ours_alone: Sequence[int] = (),
+    unshared: Sequence[int] = (),
 ) -> list[Tensor | None]:
-    """Return the gradients. `ours_alone`: cotangents without other references, whose memory may be
+    """Return the gradients. `unshared`: cotangents without other references, whose memory may be
     reused for gradients."""
     g = call.recorder.gradient
     tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
     unchanged = {n: x for n, x in call.aliases.items() if version(x) == call.versions[n]}
-    if g.at_once is not None:
-        return [_scaled(tensors.get(g.at_once.gradients.get(n, "")), cotangents) if x else None
+    if g.value_and_grad is not None:
+        found = g.value_and_grad.gradients
+        return [_scaled(tensors.get(found.get(n, "")), cotangents) if x else None
                 for n, x in zip(g.wanted, needed, strict=True)]  # fmt: skip
     tensors.update(unchanged)
     patterns: list[tuple[bool, ...] | None] = []
@@ -343,7 +344,7 @@ def _by_kernels(
             continue
         tensors[given_name(name)], pattern = cotangent_pattern(cotangent)
         patterns.append(pattern)
-        if k in ours_alone and tensors[given_name(name)] is cotangent:  # no copy of it
+        if k in unshared and tensors[given_name(name)] is cotangent:  # no copy of it
             free.append(given_name(name))
     hints = dict(zip(g.names, call.sizes, strict=True))
     try:

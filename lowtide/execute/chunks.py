@@ -267,7 +267,7 @@ class Chunks:
         orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
         rows = zip(part, joins, orders, strict=True)
         return [
-            order if order is not None and d is not None and _may_lie(r, d, order) else None
+            order if order is not None and d is not None and _fits_any_order(r, d, order) else None
             for r, d, order in rows
         ]
 
@@ -326,7 +326,7 @@ def _lie_alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
-def _may_lie(part: Tensor, dim: int, order: Sequence[int]) -> bool:
+def _fits_any_order(part: Tensor, dim: int, order: Sequence[int]) -> bool:
     """Whether the tensor has one element along `dim`, so that any order of dims is possible
     there."""
     told = [d for d in order_of(part) if part.shape[d] > 1]

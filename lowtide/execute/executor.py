@@ -4,7 +4,7 @@ In: a `BlockPlan`, and an environment with the live-ins of its block, which is c
 operands of the terminator.
 
     KernelExecutor (`driver`)     kernels run regions, PyTorch the other ops
-    Walk (`budget/dry_run`)       memory plans stand for kernels, ops run on the meta device
+    DryRun (`budget/dry_run`)     memory plans stand for kernels, ops run on the meta device
 
 A value is released after its last use.
 """

@@ -27,7 +27,7 @@ from lowtide.errors import Loc
 from lowtide.execute import backend
 from lowtide.execute.backend import Tiles
 from lowtide.execute.parted import Part, parts_of
-from lowtide.execute.value_and_grad import AtOnce, at_once
+from lowtide.execute.value_and_grad import ValueAndGrad, value_and_grad
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import given_name
@@ -121,7 +121,7 @@ class Gradient:
             i.input: program.results.index(i.output) for i in instead if i.input in self.kept_inputs
         }
         self.saved: tuple[Saved, ...] = ()
-        self.at_once: AtOnce | None = None
+        self.value_and_grad: ValueAndGrad | None = None
         self._passes: dict[tuple[Any, ...], Pass] = {}
         self._lock = threading.Lock()
 
@@ -171,7 +171,9 @@ class Gradient:
 
     def record(self, hints: Mapping[str, int]) -> Program:
         """Choose what to save, for sizes like these; return the Program that also computes it."""
-        found = self.at_once = at_once(self.program, self.diff, self.wanted, hints, self.machine)
+        found = self.value_and_grad = value_and_grad(
+            self.program, self.diff, self.wanted, hints, self.machine
+        )
         if found is not None:
             at = found.program.defs[found.output].loc
             made = [found.program.defs[n] for n in found.gradients.values()]
@@ -265,7 +267,7 @@ class Gradient:
 
     def whole(self, hints: Mapping[str, int]) -> Pass:
         """Return the kernels for all gradients, with a dense cotangent for each output."""
-        if self.at_once is not None:
+        if self.value_and_grad is not None:
             return Pass(executable=None, inputs=(), outputs=(), gradients={}, scatters=())
         outputs = zip(self.program.results, self.carrying, strict=True)
         patterns = tuple(
@@ -297,7 +299,7 @@ class Gradient:
             for n, output in gradients.items()
             if output and n not in scattered and output not in added_to
         }
-        program, dense, orders = _lying_as_inputs(program, dense, self.program)
+        program, dense, orders = _in_input_layouts(program, dense, self.program)
         gradients |= dense
         executable = None
         if program.outputs:
@@ -324,7 +326,7 @@ class Gradient:
         )
 
 
-def _lying_as_inputs(
+def _in_input_layouts(
     program: Program, gradients: Mapping[str, str], forward: Program
 ) -> tuple[Program, dict[str, str], dict[str, Order]]:
     """Return gradients in the order of dims of their inputs; a gradient of several inputs with

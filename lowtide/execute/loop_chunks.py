@@ -28,7 +28,7 @@ from lowtide.execute.operand_gradients import Gradients
 from lowtide.ir.core import Op
 
 
-class Stretches(Chunks):
+class LoopChunks(Chunks):
     """See the module's text."""
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:

@@ -62,7 +62,7 @@ def _all(ops: Iterable[Op]) -> Iterator[Op]:
             yield from _all(block.ops)
 
 
-def asks_layouts(op: Op) -> bool:
+def reads_layout(op: Op) -> bool:
     """Whether the op returns facts about its operands' layout, which must then be PyTorch's."""
     target = str(op.attrs.get("target", "")) if op.name == "call_torch" else ""
     return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUTS_ASKED
@@ -76,7 +76,7 @@ def orders_of(
     if eager is None:
         return {}
     try:
-        with outside_dispatch_modes(), LikeTheCpu(), _WithoutData(), torch.no_grad():
+        with outside_dispatch_modes(), LikeTheCpu(), _MetaMode(), torch.no_grad():
             run = _FewSteps()
             made = run.outputs(eager, [_without_data(v) for v in values])
             # of a part of a tensor, which is stored without the gaps
@@ -144,7 +144,7 @@ def _lie_alike(x: Any, y: Any) -> bool:
     return type(x) is type(y) and isinstance(x, int | float | None) and x == y
 
 
-class _WithoutData(OwnMode):
+class _MetaMode(OwnMode):
     """Ops inside make their tensors on the meta device, with the strides of the CPU."""
 
     def __torch_dispatch__(
@@ -161,7 +161,7 @@ class _WithoutData(OwnMode):
                 return func(*args, **named)
             except RuntimeError as why:
                 raise ViewFails from why
-        return layouts.as_it_lies(func, args, func(*args, **named))
+        return layouts.with_eager_layout(func, args, func(*args, **named))
 
 
 def _on_meta(x: Any) -> Any:

@@ -75,7 +75,7 @@ def _with_data(program: Program, diff: Differentiation, output: str) -> set[str]
     return found
 
 
-def kept_for(
+def saved_for(
     ctx: Any,
     left: Kept | None,
     parts: frozenset[Part],

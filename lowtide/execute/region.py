@@ -37,7 +37,7 @@ from lowtide.execute.differences import Facts, differences, signature_facts
 from lowtide.execute.gradient import Gradient
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.keys import KeyOf, key_function, whole_key
-from lowtide.execute.output_orders import ViewFails, asks_layouts, is_plain, orders_of
+from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
 from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
 from lowtide.execute.specialisations import Dying, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
@@ -60,7 +60,7 @@ _default_dtype = torch.get_default_dtype
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Way:
+class _TreeSlot:
     """The place of a specialisation in the tree of splits: on the side of `parent` that `assumed`
     says."""
 
@@ -264,14 +264,14 @@ class Region:
         room, plan = evaluate(spec.room, sizes), _plan(spec)
         wide = plan.too_wide(sizes)
         if wide is not None and symbols(wide) <= binding.numbers.keys():
-            fresh = self._planned_anew(spec, binding, TOO_WIDE)
+            fresh = self._replanned(spec, binding, TOO_WIDE)
             return self._is_split(binding, Split(wide, yes=fresh, no=spec))
         if room <= max(GROWN * spec.suits, GROWN_AGAIN * spec.looked):
             return False
         if not plan.may_be_outgrown(sizes):
             spec.looked = room
             return False
-        fresh = self._planned_anew(spec, binding, OUTGROWN)
+        fresh = self._replanned(spec, binding, OUTGROWN)
         try:
             self.executable(fresh, entry)
             is_worth_it = plan.is_outgrown(_plan(fresh), sizes)
@@ -283,7 +283,7 @@ class Region:
             return False
         return self._is_split(binding, Split(plan.threshold(sizes), yes=fresh, no=spec))
 
-    def _planned_anew(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
+    def _replanned(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
         """Return the same specialisation without kernels."""
         assert spec.host is not None
         again = self._gradient(spec.host, binding)
@@ -292,28 +292,28 @@ class Region:
     def _is_split(self, binding: Binding, split: Split) -> bool:
         """Replace the node in the tree by a split; return True."""
         self.count += 1
-        self._put(self._way(binding), split)
+        self._put(self._tree_slot(binding), split)
         return True
 
-    def _way(self, binding: Binding) -> _Way:
+    def _tree_slot(self, binding: Binding) -> _TreeSlot:
         """Return the place of the specialisation for these live-ins in the tree."""
         where = (torch_state.surroundings(self.adds), binding.device, binding.machine)
-        way = _Way(key=(_default_dtype(), *where, *binding.key))
-        node = self.classes.get(way.key)
+        slot = _TreeSlot(key=(_default_dtype(), *where, *binding.key))
+        node = self.classes.get(slot.key)
         while isinstance(node, Split):
-            way.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
-            way.assumed[node.index] = holds
+            slot.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
+            slot.assumed[node.index] = holds
             node = node.yes if holds else node.no
-        way.found = node
-        return way
+        slot.found = node
+        return slot
 
-    def _put(self, way: _Way, node: Node) -> None:
-        if way.parent is None:
-            self.classes[way.key] = node
-        elif way.assumed[way.parent.index]:
-            way.parent.yes = node
+    def _put(self, slot: _TreeSlot, node: Node) -> None:
+        if slot.parent is None:
+            self.classes[slot.key] = node
+        elif slot.assumed[slot.parent.index]:
+            slot.parent.yes = node
         else:
-            way.parent.no = node
+            slot.parent.no = node
 
     def _specialisation(
         self, values: list[Any], device: torch.device
@@ -322,13 +322,13 @@ class Region:
         signature, or further splits."""
         for _ in range(_MAX_ATTEMPTS):
             binding = Binding(values, self.levels, self.floats_constant, device)
-            way = self._way(binding)
-            if way.found is not None:
-                return binding, way.found
-            made = self._make(binding, way.assumed, values)
+            slot = self._tree_slot(binding)
+            if slot.found is not None:
+                return binding, slot.found
+            made = self._make(binding, slot.assumed, values)
             if made is None:
                 continue  # the signature has become another
-            self._put(way, made)
+            self._put(slot, made)
             if isinstance(made, Specialisation):
                 return binding, made
         fault = AssertionError(f"the signature of {self.name} does not settle")
@@ -389,7 +389,7 @@ class Region:
         host = gradient = again = apart = None
         if trace.stop > self.start:
             try:
-                host, orders = self._lying(trace, binding, results, values)
+                host, orders = self._host_code(trace, binding, results, values)
             except ViewFails as why:
                 return self._eager(f"a view of what lies otherwise: {why.__cause__}")
             gradient = self._gradient(host, binding)
@@ -425,10 +425,10 @@ class Region:
             differences=differences(facts, earlier),
             machine=binding.machine,
             room=as_index(0) if host is None else room_bytes(host.program),
-            little=self._little(trace, host, binding),
+            little=self._eager_bytes(trace, host, binding),
         )
 
-    def _little(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
+    def _eager_bytes(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
         """Return the bytes of all values, if they are few enough for PyTorch to be as fast."""
         ops = self.block.ops[self.start : max(trace.stop, self.end)]
         if host is None or not (
@@ -438,7 +438,7 @@ class Region:
         found = eager_threshold.bytes_of(trace.env.values())
         return found if symbols(found) <= set(host.names) else None
 
-    def _lying(
+    def _host_code(
         self, trace: Trace, binding: Binding, results: Sequence[Value], values: list[Any]
     ) -> tuple[HostCode, Mapping[Abs, Order]]:
         """Return the host code, and the memory orders of its outputs."""
@@ -484,7 +484,7 @@ class Region:
         if trace.stop == len(self.block.ops):
             return host_code.Layouts(leaving=leaving)
         op = self.block.ops[trace.stop]
-        asked = set(op.operands) if asks_layouts(op) else set[Value]()
+        asked = set(op.operands) if reads_layout(op) else set[Value]()
         asked_of = [trace.env[v] for v in results if v in asked]
         return host_code.Layouts(leaving=leaving, asked=asked_of)
 

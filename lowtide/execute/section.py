@@ -17,7 +17,7 @@ import torch
 from lowtide.execute.autocast import Autocast
 from lowtide.execute.chunks import Chunks, RunBlock, Tensor, carries_gradient
 from lowtide.execute.generators import Generators
-from lowtide.execute.loop_chunks import Stretches
+from lowtide.execute.loop_chunks import LoopChunks
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
@@ -40,7 +40,7 @@ def run_section(
     """Return the results of the op; see the module's text. `runs`: functions that run its blocks.
     `shown`: number of chunks that a dry run runs."""
     records = torch.is_grad_enabled() and any(map(carries_gradient, values))
-    section = (Stretches if "carried" in op.attrs else Chunks)(op, runs, shown)
+    section = (LoopChunks if "carried" in op.attrs else Chunks)(op, runs, shown)
     if records:
         ownership.prepare()
         return list(_Recomputed.apply(section, *values))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

@@ -28,7 +28,7 @@ from lowtide.texpr.sizes import evaluate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtOnce:
+class ValueAndGrad:
     """`program` computes the value and the gradients. `gradients`: the output name of each input's
     gradient. `output`: the differentiated output."""
 
@@ -37,13 +37,13 @@ class AtOnce:
     output: str
 
 
-def at_once(
+def value_and_grad(
     program: Program,
     diff: Differentiation,
     wanted: Sequence[str],
     hints: Mapping[str, int],
     machine: str,
-) -> AtOnce | None:
+) -> ValueAndGrad | None:
     """Return the combined Program; None if it would save nothing."""
     carrying = [n for n in program.outputs if diff.carries(n)]
     if len(carrying) != 1 or program.delays or carrying[0] not in diff.defs:
@@ -71,7 +71,7 @@ def at_once(
     joint = ex.pruned(everything)
     if not backend.cuts_strips(joint, hints, machine):
         return None
-    return AtOnce(program=joint, gradients=made.gradients, output=output)
+    return ValueAndGrad(program=joint, gradients=made.gradients, output=output)
 
 
 def _has_product_of_pairs(

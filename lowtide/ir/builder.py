@@ -190,7 +190,7 @@ class Builder:
         births = len(self._births) if start is None else start.births
         return Mark(len(self._news), len(self._writes), births)
 
-    def has_news(self, since: Mark) -> bool:
+    def has_changed(self, since: Mark) -> bool:
         """Whether something that was there at that moment was changed or held since, for the first
         time."""
         return any(self._births.get(v, -1) < since.births for v in self._news[since.news :])

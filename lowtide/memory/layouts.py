@@ -43,11 +43,11 @@ _CONTIGUOUS: Final = frozenset({
 })  # fmt: skip
 
 
-def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
+def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
     """See the module's text; results of other ops as they are."""
     place = _AS_ARGUMENT.get(func)
     if place is not None:
-        layout = LAYOUTS[result.dim()] if lies_last(args[place]) else torch.contiguous_format
+        layout = LAYOUTS[result.dim()] if is_channels_last(args[place]) else torch.contiguous_format
         return _in_order(result, layout)
     if func in _CONTIGUOUS:
         if isinstance(result, Tensor):
@@ -63,7 +63,7 @@ def as_it_lies(func: Any, args: Sequence[Any], result: Any) -> Any:
 def _rolled(result: Tensor, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     """Each dim is cut in two parts, which are joined: an empty one is not channels_last."""
     pairs = list(zip(shifts, dims, strict=False))
-    is_last = bool(pairs) and lies_last(x) and all(n % x.shape[d] for n, d in pairs)
+    is_last = bool(pairs) and is_channels_last(x) and all(n % x.shape[d] for n, d in pairs)
     return _in_order(result, LAYOUTS[x.dim()] if is_last else torch.contiguous_format)
 
 
@@ -71,7 +71,7 @@ def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
     """Where one operand is channels_last so is the result, but for PyTorch's own of volumes; on
     meta tensors it is contiguous."""
     x, w = args[:2]
-    if not (lies_last(x) or lies_last(w)):
+    if not (is_channels_last(x) or is_channels_last(w)):
         return result
     if result.dim() == VOLUMES and not is_onednns(x, w, *args[3:9]):
         return result
@@ -91,7 +91,7 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
 
 
-def lies_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
     """Whether PyTorch takes x: [N, C, ...] for channels_last: by the strides alone, which of a dim
     of size 1 may be anything. Those of contiguous images of one element are not."""
     if x.dim() not in LAYOUTS or not x.stride(1):

@@ -273,7 +273,7 @@ class Ledger(OwnMode):
         if result is None:
             result = makers.results(func, args)
         if result is None:
-            result = layouts.as_it_lies(func, args, meta_cache.run(func, args, kwargs))
+            result = layouts.with_eager_layout(func, args, meta_cache.run(func, args, kwargs))
         elif note:
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone, free_values
 from lowtide.ir.types import ListType, TupleType
-from lowtide.passes.ir_queries import make_constant, makers_of, turns_round, users_of, with_inner
+from lowtide.passes.ir_queries import make_constant, makers_of, reverses_list, users_of, with_inner
 
 _READERS: Final = ("torch.stack", "list.get", "py.len", "list.slice")
 _LITERALS: Final = ("list.make", "tuple.make")
@@ -130,7 +130,7 @@ class _Lists:
             self.stand_ins[result] = fresh
             self.users[fresh] += self.users[result]
         else:
-            after += self.turn_round(fresh, result, loop)
+            after += self.reverse_list(fresh, result, loop)
 
     def copy_of(self, value: Value) -> Op | None:
         """The op that makes a copy of a list that only this reads: `[*xs, h]` copies xs."""
@@ -148,7 +148,7 @@ class _Lists:
             return None
         return _appends(xs, made.operands, op)
 
-    def turn_round(self, xs: Value, result: Value, like: Op) -> list[Op]:
+    def reverse_list(self, xs: Value, result: Value, like: Op) -> list[Op]:
         none, step = Value("", t.NONE), Value("", t.INT)
         found = [
             make_constant(none, None, like),
@@ -165,7 +165,7 @@ class _Lists:
 
     def is_private_reversed(self, op: Op) -> bool:
         """`xs[::-1]` of a list that nothing but this function's own ops ever sees."""
-        return turns_round(op, self.makers) and self.is_private(op.operands[0])
+        return reverses_list(op, self.makers) and self.is_private(op.operands[0])
 
     def is_private(self, xs: Value) -> bool:
         """Whether the list is made here and never held by anything else."""

@@ -93,7 +93,7 @@ def make_constant(result: Value, value: object, like: Op) -> Op:
     return Op(name="const", attrs={"value": value}, results=[result], loc=like.loc)
 
 
-def turns_round(op: Op, makers: Makers) -> bool:
+def reverses_list(op: Op, makers: Makers) -> bool:
     """True for `xs[::-1]`."""
     if op.name != "list.slice":
         return False

@@ -23,7 +23,7 @@ from lowtide.passes.ir_queries import (
     constant,
     make_constant,
     makers_of,
-    turns_round,
+    reverses_list,
     users_of,
 )
 
@@ -119,7 +119,7 @@ class _Rows:
         for user in self.users[rows]:
             if user.operands[0] is not rows or rows in user.operands[1:]:
                 return False
-            if turns_round(user, self.makers):
+            if reverses_list(user, self.makers):
                 if not self.is_only_read(user.result):
                     return False
             elif user.name not in _READERS:

@@ -55,7 +55,7 @@ def missing() -> str:
 
 
 @functools.cache
-def tell_missing() -> None:
+def warn_missing() -> None:
     """Warns once that PyTorch runs what kernels for GPUs would."""
     warnings.warn(
         f"{missing()}. PyTorch runs what is called with CUDA tensors instead",

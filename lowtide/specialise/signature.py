@@ -198,7 +198,7 @@ class Binding:
         device = self._meta_device if t.is_meta else t.device
         if device.type == "cuda" and block_kernels.missing():
             if not t.is_meta:  # it is a call
-                block_kernels.tell_missing()
+                block_kernels.warn_missing()
             raise Ineligible(block_kernels.missing())
         if self._device not in (None, device):
             raise Ineligible("tensors on several devices")

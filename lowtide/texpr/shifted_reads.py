@@ -36,7 +36,7 @@ class OffAxes:
         self, defs: Mapping[str, Def], roots: Iterable[str], hints: Mapping[str, int], room: int
     ) -> None:
         few = {n: d for n, d in defs.items() if points(d.axes, hints) <= room}
-        stored = {n for n in _much_again(defs) if n in few}
+        stored = {n for n in _costly_recomputations(defs) if n in few}
         stored.update(_often(defs, roots, stored, few.keys(), hints))
         self._defs = {n: d for n, d in defs.items() if n not in stored and _may_be_written_in(d)}
         self._written: dict[Load, Expr | None] = {}  # what each load became
@@ -126,7 +126,7 @@ def _is_short(expr: Expr) -> bool:
     return all(k < MOVED_NODES for k, _ in enumerate(ex.walk(expr)))
 
 
-def _much_again(defs: Mapping[str, Def]) -> Iterator[str]:
+def _costly_recomputations(defs: Mapping[str, Def]) -> Iterator[str]:
     """Pointwise values that would be computed at each of many places: where a sum over a few terms
     is written out, say."""
     loads = {load for d in defs.values() for load in ex.loads(d.expr) if load.source in defs}

@@ -133,7 +133,7 @@ class Arrangement:
                 inside -= set(reached(item.body, {*found, *item.staged}))
                 item.staged = [*found, *(e for e in item.staged if e not in inside)]
 
-    def compute_again(self, name: str) -> None:
+    def recompute(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
         if name in self.again:
             raise AssertionError(f"{name} is read before it can be computed")

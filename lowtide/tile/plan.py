@@ -57,7 +57,7 @@ def plan(arrangement: Arrangement, moving: frozenset[str] = frozenset()) -> Kern
             made = _Planner(arrangement, moving).kernel()
             break
         except _Stale as late:
-            arrangement.compute_again(late.name)
+            arrangement.recompute(late.name)
     verify(made)
     return made
 

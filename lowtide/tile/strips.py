@@ -141,7 +141,7 @@ class _Cutter:
             return False
         if not self._finds_rows() or not all(map(self._is_summed_up, self.inside)):
             return False
-        return all(map(self._lies_in_rows, self.inside & self._kept()))
+        return all(map(self._is_row_major, self.inside & self._kept()))
 
     def _finds_rows(self) -> bool:
         """Which axis of each value are the rows? Whatever is read of another value of the strip
@@ -191,7 +191,7 @@ class _Cutter:
         later = self.program.defs.keys() & self.below - self.inside
         return self.roots | {x.source for n in later for x in ex.loads(self.program.defs[n].expr)}
 
-    def _lies_in_rows(self, name: str) -> bool:
+    def _is_row_major(self, name: str) -> bool:
         """Do its rows lie one after the other, so that a strip writes them in one piece?"""
         d = self.program.defs[name]
         if self._is_total(name) or d.adds_to:

@@ -41,7 +41,7 @@ class Order:
     dtype: str
 
 
-def computed_again(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
+def recomputed(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
     """Values that several groups compute, by all their names, or that other programs compute, or
     sums that stood in one of those."""
     names = [n for g in groups for n in g.defs]

@@ -187,7 +187,7 @@ def test_no_room_for_code_is_not_for_ever(made: list[BlockKernels]) -> None:
 def triton_again() -> Iterator[None]:
     """What a test has found out of Triton is forgotten afterwards."""
     yield
-    for found in (block_kernels.missing, block_kernels.tell_missing, block_kernels._loaded):
+    for found in (block_kernels.missing, block_kernels.warn_missing, block_kernels._loaded):
         found.cache_clear()
     block_kernels._refused.clear()
 
@@ -203,7 +203,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         device = torch.device("cuda", 0)  # type: ignore[assignment]
 
     x = torch.zeros(40).as_subclass(OnGpu)
-    block_kernels.tell_missing.cache_clear()
+    block_kernels.warn_missing.cache_clear()
     with (
         pytest.raises(Ineligible, match="need Triton: pip install triton"),
         pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs what is called"),

@@ -46,6 +46,6 @@ def test_one_order(fn: Callable[..., Tensor], made: list[BlockKernels]) -> None:
 def test_what_has_two_orders_is_stored(
     made: list[BlockKernels], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_kernels, "computed_again", lambda *_: frozenset())
+    monkeypatch.setattr(triton_kernels, "recomputed", lambda *_: frozenset())
     assert int(lt.script(nearest)(*given())) == 1
     assert not again(made)

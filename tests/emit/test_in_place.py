@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen import inplace
 
@@ -25,7 +25,7 @@ def executable(fn: Callable[..., Any], *args: Tensor) -> Any:
     """The executable of a function that is one region."""
     compiled: Any = lt.script(fn)
     driver, values = compiled.resolve(compiled.bind(args, {}))
-    (step,) = (s for s in Walk(driver, values).steps if isinstance(s, KernelStep))
+    (step,) = (s for s in DryRun(driver, values).steps if isinstance(s, KernelStep))
     return step.executable()
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.specialise.signature import SMALL
 from lowtide.texpr.sizes import likely
@@ -25,7 +25,7 @@ def grids(fn: Callable[..., Any], *args: Tensor) -> list[tuple[int, ...]]:
     """For each kernel the sizes of the axes that its tasks are cut along."""
     compiled: Any = lt.script(fn)
     driver, values = compiled.resolve(compiled.bind(args, {}))
-    (step,) = (s for s in Walk(driver, values).steps if isinstance(s, KernelStep))
+    (step,) = (s for s in DryRun(driver, values).steps if isinstance(s, KernelStep))
     executable = step.executable()
     sizes = dict(zip(executable.symbols, (n for n in args[0].shape if n > SMALL), strict=True))
     return [tuple(likely(t.axis.extent, sizes) for t in p.grid) for p in executable.first.plans]

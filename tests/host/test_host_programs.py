@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.budget.dry_run import Walk
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.executable import compile_program
 from lowtide.codegen.host.memory import events
@@ -111,7 +111,7 @@ def region(fn: Callable[..., Any], args: tuple[Any, ...]) -> KernelStep:
     """The only region of a function."""
     compiled: Any = lt.script(fn)
     driver, values = compiled.resolve(compiled.bind(args, {}))
-    (step,) = (s for s in Walk(driver, values).steps if isinstance(s, KernelStep))
+    (step,) = (s for s in DryRun(driver, values).steps if isinstance(s, KernelStep))
     return step
 
 

@@ -16,7 +16,7 @@ import lowtide as lt
 from lowtide.budget.search import path
 from lowtide.execute.driver import Driver
 from lowtide.execute.section import SECTION
-from lowtide.memory.layouts import lies_last
+from lowtide.memory.layouts import is_channels_last
 from tests.memory.calls import tensors
 
 LAST = torch.channels_last
@@ -202,7 +202,7 @@ def test_which_strides_are_those_of_channels_last(dims: int) -> None:
             step *= draw.choice((sizes[d], max(sizes[d], 1), 2 * sizes[d]))
         x = torch.empty_strided(sizes, strides, device="meta")
         wanted = suggest_memory_format(x) is not torch.contiguous_format
-        assert lies_last(x) == wanted, (sizes, strides)
+        assert is_channels_last(x) == wanted, (sizes, strides)
         seen.add(wanted)
     assert seen == {True, False}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.budget.decided import written_out
+from lowtide.budget.decided import with_unrolled_loops
 from lowtide.execute.driver import Driver
 
 
@@ -97,7 +97,7 @@ def loops(function: Any) -> int:
 def test_loops_within_loops_are_written_out() -> None:
     driver, values = function_of(to_and_fro, *inputs((5, 4), (5, 4)))
     assert loops(driver.function)
-    made = written_out(driver, values)
+    made = with_unrolled_loops(driver, values)
     assert not loops(made)
     for got, want in zip(Driver(made)(values), to_and_fro(*values), strict=True):
         torch.testing.assert_close(got, want)
@@ -108,7 +108,7 @@ def test_a_number_of_steps_that_is_an_argument(n: int, left: int) -> None:
     """Plans are kept by it. No step at all is left as it is."""
     x = inputs((5, 4))[0]
     driver, values = function_of(as_often_as_it_says, x, n)
-    made = written_out(driver, values)
+    made = with_unrolled_loops(driver, values)
     assert loops(made) == left
     torch.testing.assert_close(Driver(made)(values), as_often_as_it_says(x, n))
 

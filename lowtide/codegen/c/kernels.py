@@ -18,7 +18,7 @@ from lowtide.runtime import launch, toolchain
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
-from lowtide.tile.summation import computed_again
+from lowtide.tile.summation import recomputed
 from lowtide.tile.target import target_for
 
 
@@ -107,7 +107,7 @@ class HostKernels(Kernels):
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
         n, target = self.normal, self.target
-        alike = computed_again(self.groups, self.program.again)
+        alike = recomputed(self.groups, self.program.again)
         arrangement = Arrangement(
             g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving), alike
         )

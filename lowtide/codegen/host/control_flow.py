@@ -90,7 +90,7 @@ class Writer(Expressions):
         self.lines, self.lines_of = found.lines, found.ops
         self.depth += 1
         for name, value in zip(names, block.terminator.operands, strict=True):
-            self.may_take(block, value, name)
+            self.may_reuse(block, value, name)
         self.block_ops(block.ops[:-1])
         self.at = block.terminator
         if len(names) == 1 and not self.lines:
@@ -116,7 +116,7 @@ class Writer(Expressions):
             return last.operands[0] if last.op.name == "py.bool" else last.text
         return self.take([value])[0]
 
-    def may_take(self, block: Block, value: Value, name: str) -> None:
+    def may_reuse(self, block: Block, value: Value, name: str) -> None:
         """Let a block's result use the variable of the value that it replaces, unless that value is
         still read after the result is computed."""
         if sum(v is value for v in block.terminator.operands) == 1:
@@ -217,7 +217,7 @@ class Writer(Expressions):
         outer = dict(self.replaced)
         for arg, value in zip(args, values, strict=True):
             self.replaced[self.names[arg]] = arg
-            self.may_take(block, value, self.names[arg])
+            self.may_reuse(block, value, self.names[arg])
         self.block_ops([op for op in block.ops[:-1] if op not in done])
         self.at = block.terminator
         names = [self.names[a] for a in args]
@@ -296,7 +296,7 @@ class Writer(Expressions):
         first, xs = next(x for x in block.ops if x.name != "const"), length.op.operands[0]
         if first.name != "list.get" or first.operands != [xs, index]:
             return ""
-        if xs.type != t.STR and not all(self.is_another(x, xs, op) for x in walk(block)):
+        if xs.type != t.STR and not all(self.cannot_alias(x, xs, op) for x in walk(block)):
             return ""
         self.pending.pop()
         done.append(first)
@@ -305,7 +305,7 @@ class Writer(Expressions):
             return f"for {item} in {length.operands[0]}:"
         return f"for {self.name_of(index)}, {item} in enumerate({length.operands[0]}):"
 
-    def is_another(self, op: Op, xs: Value, loop: Op) -> bool:
+    def cannot_alias(self, op: Op, xs: Value, loop: Op) -> bool:
         """Whether an op in the loop mutates no list, or one that cannot alias `xs`: its elements
         have another type, or it was made just before the loop or in it."""
         if not opdefs.writes(op.name) or not op.name.startswith("list."):

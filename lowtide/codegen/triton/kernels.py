@@ -27,7 +27,7 @@ from lowtide.texpr.index import Index
 from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
-from lowtide.tile.summation import computed_again
+from lowtide.tile.summation import recomputed
 from lowtide.tile.target import block_target
 
 _POINTERS = {
@@ -113,7 +113,7 @@ class BlockKernels(Kernels):
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
-        n, alike = self.normal, computed_again(self.groups, frozenset())
+        n, alike = self.normal, recomputed(self.groups, frozenset())
         arrangement = BlockArrangement(
             g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving), alike
         )

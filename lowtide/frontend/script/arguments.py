@@ -83,7 +83,7 @@ def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence
     return unpacked(c, node, parts)
 
 
-def handed_on(
+def forwarded_call(
     c: Context,
     node: ast.AST,
     parameters: Iterable[inspect.Parameter],

@@ -137,7 +137,7 @@ def branch_on(
         (then if known else otherwise)()
         return False
     first, second = open_branch(c, then), open_branch(c, otherwise)
-    exits = how_it_left(c, first), how_it_left(c, second)
+    exits = exit_flag_of(c, first), exit_flag_of(c, second)
     moved = False
     if rest and RAISED not in exits:
         if exits[0] in _JUMPS and exits[1] == "":
@@ -167,7 +167,7 @@ _SAME = ("cast", "py.bound", "py.member_of")  # ops that give what they are give
 _MAYBE = "maybe"
 
 
-def how_it_left(c: Context, branch: Branch) -> str:
+def exit_flag_of(c: Context, branch: Branch) -> str:
     """The flag that is surely set at the end of a branch; "" if surely none is; else "maybe"."""
     found = ""
     for flag in FLAGS:
@@ -189,7 +189,7 @@ def merge(
     then_left: str = "",
 ) -> None:
     """Closes both branches with an `if` op; the frame's variables are then what both give."""
-    left = then_left or how_it_left(c, then), how_it_left(c, otherwise)
+    left = then_left or exit_flag_of(c, then), exit_flag_of(c, otherwise)
     meeting = _Meeting(c, condition, then, otherwise, left, node)
     names = {**then.vars, **otherwise.vars}
     if RAISED in left and left[0] != left[1]:

@@ -275,7 +275,7 @@ class _Body:
                 n for n, v in zip(names, trial.values, strict=True) if v in c.maybe_unbound
             }
             settled = (self.source_changes, len(self.unbound)) == known
-            settled = settled and not c.builder.has_news(mark)
+            settled = settled and not c.builder.has_changed(mark)
             if joined == types and settled:
                 begin = begin if self._still_within(None) is None else self._first_test()
                 self._close(names, before, types, trial, trips, begin)

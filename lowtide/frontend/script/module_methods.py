@@ -27,7 +27,7 @@ import torch
 from lowtide.compiler import simplified
 from lowtide.errors import CompileError
 from lowtide.frontend.script import module_attributes, module_calls, module_containers
-from lowtide.frontend.script.arguments import handed_on
+from lowtide.frontend.script.arguments import forwarded_call
 from lowtide.frontend.script.context import Context, Frame
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.global_containers import check_unchanged
@@ -144,7 +144,7 @@ def _compile(
     builder.block.args.extend(arguments)
     # Calls look for a frame; this one only passes the arguments on.
     c.frames.append(Frame(fn=fn, source=source, names=outer_names(fn), local_names=frozenset()))
-    call = handed_on(c, source.node, parameters, arguments)
+    call = forwarded_call(c, source.node, parameters, arguments)
     ref = ModuleRef(module, "")
     if name == "forward":
         found = module_calls.call_forward(c, ref, call)

@@ -26,7 +26,7 @@ from lowtide.frontend.script.captured import capture
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ITEM_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, describe
-from lowtide.frontend.script.outside import gives_it_again, may_change
+from lowtide.frontend.script.outside import may_change, still_finds
 from lowtide.frontend.script.remedies import INDEXED, alike
 from lowtide.frontend.script.source import mark_of, unwrap
 from lowtide.frontend.script.subscripts import index_items, load
@@ -54,7 +54,7 @@ def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -
     if isinstance(found, torch.Tensor) and scope.get(name) is found:
         return capture(c, scope, name, t.TENSOR)
     if may_change(base.obj):
-        if not gives_it_again(base.obj, name, found):
+        if not still_finds(base.obj, name, found):
             return _ask(c, getattr, base.obj, name, t.ANY)
         c.assumed.note(base.obj, name, found)
     return c.python_object(node, found, path)

@@ -253,7 +253,7 @@ def holder_of(fn: FunctionType, name: str) -> Any:
     return fn.__globals__ if name in fn.__globals__ else None
 
 
-def gives_it_again(holder: object, name: str, found: object) -> bool:
+def still_finds(holder: object, name: str, found: object) -> bool:
     """Whether what was found is still there, rather than made anew by each look at it."""
     return isinstance(found, _CONTAINERS) or same(found, now_at(holder, name))
 

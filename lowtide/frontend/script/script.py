@@ -37,7 +37,7 @@ from lowtide.frontend.script import (
     statements,
     subscripts,
 )
-from lowtide.frontend.script.arguments import handed_on
+from lowtide.frontend.script.arguments import forwarded_call
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.functions import (
     compile_body,
@@ -118,7 +118,7 @@ def _compiled(
     builder.loc = source.loc(source.node)
     builder.block.args.extend(Value(name, type_) for name, type_ in types.items())
     if is_decorated(plain):
-        call = handed_on(c, source.node, parameters_of(plain).values(), builder.block.args)
+        call = forwarded_call(c, source.node, parameters_of(plain).values(), builder.block.args)
         found = c.inline(plain, call.node, call.args, call.keywords, owner=_DECORATED)
     else:
         frame.vars.update({v.name: parameter_node(v) for v in builder.block.args})

@@ -126,7 +126,7 @@ def _rows_at(
 
 
 def _phases(operators: Sequence[Operator], end_ns: int) -> list[tuple[int, int, str]]:
-    """Stretches of time in one phase; operators closer than a 2000th of the run are joined."""
+    """LoopChunks of time in one phase; operators closer than a 2000th of the run are joined."""
     near_ns = end_ns // 2000
     phases: list[tuple[int, int, str]] = []
     for operator in operators:
