@@ -52,17 +52,17 @@ class BudgetedDriver(Driver):
         self._has_told = False
 
     def __call__(self, args: Sequence[Any]) -> Any:
-        """Runs the function within the budget; raises BudgetError, and what a Driver raises."""
+        """Run the function within the budget. Raises BudgetError, and what a Driver raises."""
         if self.demands is not None and (why := self.demands.unmet(args)):
             raise Ineligible(why)
         return self._plan_of(args).driver(args)
 
     def planned(self, args: Sequence[Any]) -> Driver:
-        """The driver that these arguments are run by; raises BudgetError."""
+        """Return the driver for these arguments. Raises BudgetError."""
         return self._plan_of(args).driver
 
     def _plan_of(self, args: Sequence[Any]) -> Plan:
-        """Raises BudgetError."""
+        """Return the plan for these arguments. Raises BudgetError."""
         key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
@@ -76,7 +76,7 @@ class BudgetedDriver(Driver):
         return found
 
     def _tell(self, why: str) -> None:
-        """Says once why a call keeps to no budget."""
+        """Warn once that a call is run without its budget."""
         if not self._has_told:
             self._has_told = True
             warn(f"{self.name}: the budget is not enforced: {why}")
@@ -104,8 +104,8 @@ def _key(args: Sequence[Any]) -> Any:
 
 
 def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
-    """Which tensors share memory, so that what is written into one of them is seen in another: for
-    each the first of them."""
+    """Return, for each tensor, the first one with the same storage: a write into one of them is
+    seen in the others. Empty if none share."""
     storages = [storage_of(x) for x in tensors_in(args)]
     return tuple(map(storages.index, storages)) if len({*storages}) < len(storages) else ()
 

@@ -45,7 +45,7 @@ _CONVOLUTIONS: Final = ("torch.conv2d", "torch.conv3d", "F.conv2d", "F.conv3d")
 
 
 def to_channels_last(outer: Outer) -> Function | None:
-    """See the module's text."""
+    """Return the rewritten Function, None if it would not pay or would change results."""
     if not outer.on_host or any(
         layouts.is_channels_last(x) for v in outer.args for x in outer.tensors(v)
     ):
@@ -57,7 +57,7 @@ def to_channels_last(outer: Outer) -> Function | None:
 
 
 class _NotTheSame(Exception):
-    """The program would not be the same."""
+    """The rewritten program would compute something else."""
 
 
 class _Turner:
@@ -102,7 +102,7 @@ class _Turner:
         self._add(op, {v: b for v, b in back.items() if b is not v}, known)
 
     def _add(self, op: Op, mapping: dict[Value, Value], made: Sequence[Any]) -> None:
-        """The op with these in the place of operands; its results are the same values as before."""
+        """Add the op with these operands; its results replace the original ones."""
         if mapping:
             changed = clone_op(op, dict(mapping))
             changed.results = op.results
@@ -112,7 +112,7 @@ class _Turner:
             self.env[v] = x
 
     def _turn(self, pos: int, op: Op) -> None:
-        """From here on the images of a convolution are a copy with channels last, if they may."""
+        """Replace the images of a convolution by a channels-last copy from here on, if allowed."""
         v = op.operands[0]
         x, known = self.env.get(v), self.outer.known.get(v)
         if not isinstance(x, Tensor) or not isinstance(known, Tensor) or not _can_turn(x):
@@ -124,7 +124,7 @@ class _Turner:
         self.has_turned = True
 
     def _as_it_was(self, pos: int, v: Value, op: Op) -> Value:
-        """A value as the program without turned images has it."""
+        """Return a value with the layout that it has in the original program."""
         x, known = self.env.get(v), self.outer.known.get(v)
         if v in self.now:
             return v  # it is still there
@@ -143,7 +143,7 @@ class _Turner:
     def _is_handed_out_otherwise(
         self, op: Op, made: Sequence[Any] | None, known: Sequence[Any]
     ) -> bool:
-        """Does the caller get a result whose dims lie in an order of its own, and not this?"""
+        """Whether the caller gets a result whose order of dims would change."""
         given = zip(op.results, made or (), known, strict=False)
         return any(
             v in self.given and not k.is_contiguous() and k.stride() != x.stride()
@@ -159,7 +159,7 @@ class _Turner:
         return any(x.stride() != k.stride() for x, k in pairs)
 
     def _viewed_again(self, pos: int, v: Value, op: Op) -> Value:
-        """A view, of what it views as that was."""
+        """Return a view, taken of the base in its original layout."""
         made = next(o for o in self.outer.ops if v in o.results)
         if not opdefs.has_kind(made.name, ("view",)) or len(made.results) != 1:
             raise _NotTheSame
@@ -169,7 +169,7 @@ class _Turner:
         return again.result
 
     def _copied(self, v: Value, how: torch.memory_format, op: Op) -> Value:
-        """A copy that lies so, made before this op if there is none."""
+        """Return a channels-last copy, made before this op if there is none yet."""
         found = self.copies.get((v, how))
         if found is None:
             format_ = Value("format", t.MEMORY_FORMAT)
@@ -188,7 +188,8 @@ class _Turner:
         self._add(op, {v: b for v, b in back.items() if b is not v}, [])
 
     def _is_alike(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:
-        """Equal numbers, tensors of one form but for strides, which share memory alike."""
+        """Whether numbers are equal, and tensors are equal except for strides and share memory in
+        the same way."""
         if not all(map(_alike, made, known)):
             return False
         before = [x for v in op.operands for x in tensors_in(self.outer.known[v])]
@@ -198,7 +199,7 @@ class _Turner:
 
 
 def _handed_out(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
-    """Tuples and the like that the caller gets; all that the caller gets."""
+    """Return the containers that the caller gets, and all values that the caller gets."""
     found: set[Value] = set()
     given = set(ops[-1].operands)
     for op in reversed(ops):
@@ -209,13 +210,13 @@ def _handed_out(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
 
 
 def _can_turn(x: Tensor) -> bool:
-    """Contiguous images that would lie otherwise then."""
+    """Whether these are contiguous images whose layout would change."""
     last = _LAST.get(x.dim())
     return last is not None and x.is_contiguous() and not x.is_contiguous(memory_format=last)
 
 
 class _Convolutions(Products):
-    """Notes which products are convolutions by oneDNN, too."""
+    """Counts products, and those of them that are convolutions by oneDNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +233,7 @@ class _Convolutions(Products):
         return made
 
     def are_most(self) -> bool:
-        """Of all operations of products those of convolutions by oneDNN."""
+        """Whether most multiplications are in convolutions by oneDNN."""
         names = {id(made) for made, args in self.rows if layouts.is_onednns(*args[:2], *args[3:9])}
         total = sum(count for _, count in self.found)
         ours = sum(count for made, count in self.found if id(made) in names)

@@ -27,7 +27,7 @@ _MOST_SEGMENTS = 200_000  # are looked at for one list, a second's worth
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Segments, what is computed again in all, and what of that in the last one."""
+    """Segments, the cost of recomputation in all, and in the last segment."""
 
     cost: float
     last_cost: float = 0
@@ -38,7 +38,7 @@ _NONE = Found(math.inf)
 
 
 def cheapest(cutter: Cutter, most_bytes: float) -> list[Candidate] | None:
-    """See the module's text; outer segments before those in them."""
+    """Return the segments, outer ones before inner ones; see the module's text."""
     found = _Search(cutter, most_bytes).parted(0, cutter.outer.last, frozenset(), _DEEPEST)
     return list(found.segments) if math.isfinite(found.cost) else None
 
@@ -52,7 +52,7 @@ class _Search:
         self.left = _MOST_SEGMENTS
 
     def parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
-        """Ops [start, stop) in segments, but for what is kept at their end."""
+        """Return the segments of ops [start, stop). `held`: values that stay alive at their end."""
         key = start, stop, held, depth
         found = self.known.get(key)
         if found is None:
@@ -83,7 +83,7 @@ class _Search:
         return best
 
     def _own(self, segment: Candidate, kept: Held, depth: int) -> Found:
-        """One segment, and those in it, if it does not fit as it is."""
+        """Return one segment, with inner ones if it does not fit otherwise."""
         self.left -= 1
         if self.left < 0:
             return _NONE
@@ -101,5 +101,5 @@ class _Search:
         return cutter.size_of(kept) + cutter.left_bytes(stop) + cutter.recomputed_bytes(start, stop)
 
     def _ends(self, start: int, stop: int) -> Iterator[int]:
-        """Where a segment from here may end."""
+        """Yield the positions where a segment from here may end."""
         return (end for end in self.ends if start < end <= stop)

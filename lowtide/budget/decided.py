@@ -52,7 +52,7 @@ _MOST_OPS: Final = 400  # of a program whose loops are written out
 
 
 def decided(driver: Driver, args: Sequence[Any]) -> Function:
-    """See the module's text; the driver's own function where nothing is decided."""
+    """Return the specialised function; the driver's own function if nothing is decided."""
     function = driver.function
     while True:  # branches within branches; each round leaves fewer
         known = {v: x for v, x in _decidable(driver, args).items() if type(x) is bool}
@@ -64,8 +64,8 @@ def decided(driver: Driver, args: Sequence[Any]) -> Function:
 
 
 def with_unrolled_loops(driver: Driver, args: Sequence[Any]) -> Function:
-    """See the module's text; the driver's own function where there is no such loop, or it is long:
-    of more than `SMALL` steps, or with more than `_MOST_OPS` ops in all."""
+    """Return the function with unrolled loops; the driver's own if there is none. Loops of more
+    than `SMALL` steps, or of more than `_MOST_OPS` ops in all, stay."""
     function = driver.function
     while True:  # loops within loops
         makers = makers_of(function)
@@ -86,7 +86,7 @@ def with_unrolled_loops(driver: Driver, args: Sequence[Any]) -> Function:
 
 
 def _steps(loop: Op, count: int, mapping: dict[Value, Value]) -> list[Op]:
-    """The steps one after another; `mapping` learns what the loop's results are now."""
+    """Yield the ops of all steps. `mapping` gets the loop's results."""
     body = loop.blocks[0]
     index, *arguments = body.args
     carried = [mapping.get(v, v) for v in loop.operands[2:]]
@@ -102,7 +102,7 @@ def _steps(loop: Op, count: int, mapping: dict[Value, Value]) -> list[Op]:
 
 
 def _decidable(driver: Driver, args: Sequence[Any]) -> dict[Value, Any]:
-    """The plain values that are the same in all such calls."""
+    """Return the plain values that are the same in all calls with this key."""
     with torch.no_grad():
         followed = Followed(driver, args)
     function, known = driver.function, followed.known
@@ -117,7 +117,7 @@ def _decidable(driver: Driver, args: Sequence[Any]) -> dict[Value, Any]:
 def _follows(
     op: Op, plain: set[Value], function: Function, followed: Followed, kept: Set[Value]
 ) -> bool:
-    """Is what the op gives known from plain values, sizes and which arguments are None alone?"""
+    """Whether the op's results follow from plain values, sizes and None-ness alone."""
     if op.name in _SIZES:
         x, *others = op.operands
         return not followed.has_guessed and x in kept and plain.issuperset(others)
@@ -128,7 +128,7 @@ def _follows(
 
 
 def _with_conditions(function: Function, known: Mapping[Value, bool]) -> Function:
-    """The conditions that are known, also of branches within, as constants before all else."""
+    """Add the decided conditions, of nested branches too, as constants at the beginning."""
     mapping: dict[Value, Value] = {}
     block = clone_block(function.block, mapping)
     constants: dict[Value, Op] = {}

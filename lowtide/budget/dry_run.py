@@ -76,12 +76,12 @@ _IS_PYTHON: Final = "`{}` is Python code, which a prediction does not run"
 
 
 class DryRunEnds(Exception):
-    """From here on nothing is known; the text says why."""
+    """Nothing is known from here on; the text says why."""
 
 
 def ineligible(values: Sequence[Any]) -> str:
-    """Why a call with these arguments would run as plain Python; meta tensors count as dense
-    ones."""
+    """Return why a call with these arguments would run as plain Python, "" if it would not. Meta
+    tensors count as dense ones."""
     for v in values:
         if isinstance(v, tuple | list):
             why = ineligible(v)  # pyright: ignore[reportUnknownArgumentType]
@@ -97,14 +97,14 @@ def ineligible(values: Sequence[Any]) -> str:
 
 
 class DryRun(Executor):
-    """See the module's text; everything is found out when it is made."""
+    """See the module's text. The run happens in the constructor."""
 
     shown_chunks = SHOWN_CHUNKS
 
     def __init__(
         self, driver: Driver, args: Sequence[Any], computed: Container[int] = frozenset()
     ) -> None:
-        """`computed`: by `id`, operands that are made for the call, and count."""
+        """`computed`: operands, by `id`, that the call itself allocates."""
         self.function = driver.function
         self.differences = driver.differences
         self.steps: list[Step] = []
@@ -143,7 +143,7 @@ class DryRun(Executor):
         self.notes += [*self.ledger.notes, *self.ledger.unbounded]
 
     def stages(self) -> list[tuple[str, str]]:
-        """(name, text) of each stage, of each region in turn."""
+        """Return (name, text) of each stage of each region."""
         found = [("ir", str(self.function))]
         kernels = [s for s in self.steps if isinstance(s, KernelStep)]
         seen: set[int] = set()
@@ -164,7 +164,7 @@ class DryRun(Executor):
         return found
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Each size of the caller's tensors, and what the user calls it."""
+        """Return each size of the arguments, and the user's expression for it."""
         return iter(self._sizes)
 
     # -- walking --
@@ -214,7 +214,7 @@ class DryRun(Executor):
         return spec.stop if spec.reason else ~spec.stop
 
     def _simulated(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
-        """What the region's kernels would give."""
+        """Return what the region's kernels would return."""
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
         ledger.at(step.region.name.partition(":")[0], step.loc, "output")
@@ -313,17 +313,17 @@ class DryRun(Executor):
         return known
 
     def _where(self, value: Any) -> Any:
-        """A program that asks where a tensor is learns where it would be."""
+        """Return the device that the real call would use, for a meta device."""
         return self.device if isinstance(value, torch.device) and value == _META else value
 
     def _seen_by_modes(self, op: Op) -> contextlib.AbstractContextManager[object]:
-        """Who asks whether PyTorch has modes of functions learns of the caller's alone."""
+        """A context in which the op sees only the caller's function modes, not the dry run's."""
         gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
         is_seen = gives_tensors or self._has_modes
         return contextlib.nullcontext() if is_seen else NoFunctionModes()
 
     def branch(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """See the base class; if the data decide, the branch that holds more counts."""
+        """See the base class. If the data decide, the branch that holds more memory counts."""
         if env[op.operands[0]] is not UNKNOWN:
             return super().branch(plan, op, env, alive)
         self._guess(f"{op.loc}: the branch depends on the data; both are shown")
@@ -335,7 +335,7 @@ class DryRun(Executor):
         return first if rank >= second_rank else second
 
     def _try_branch(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
-        """One of two branches: its results, what it leaves behind in bytes, and its steps."""
+        """Run one of two branches; return its results, and (bytes left behind, steps)."""
         held, steps = self.ledger.live_bytes, len(self.steps)
         results = self.block(*inner)
         return results, (self.ledger.live_bytes - held, len(self.steps) - steps)
@@ -356,7 +356,7 @@ class DryRun(Executor):
         return results
 
     def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """See the base class. A manager of the user's is not entered."""
+        """See the base class. The user's own managers are not entered."""
         manager = env[op.operands[0]]
         if isinstance(manager, recomputed.Recomputed):
             return self._again(plan, op, env, alive)
@@ -367,7 +367,7 @@ class DryRun(Executor):
         return self._torch_step(op, env, alive)
 
     def _again(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """The block of a checkpoint."""
+        """Run the block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
             section = plan.again(op, env)
@@ -381,7 +381,7 @@ class DryRun(Executor):
         return self._under(plan, op, env)
 
     def _under(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
-        """A block under another state of PyTorch's."""
+        """Run a block under PyTorch's context manager."""
         block, manager = op.blocks[0], env[op.operands[0]]
         with manager as entered:
             results = self.block(*self.inner(plan, block, {block.args[0]: entered} | env))
@@ -395,7 +395,7 @@ class DryRun(Executor):
         return results
 
     def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """See the base class: until nothing new happens, or the data decide how it goes on."""
+        """See the base class. Runs steps until nothing changes, or the data decide how to go on."""
         if self._reason:
             self.notes.append(f"{op.loc}: the loop {about_a_loop(self._reason)}")
         trips, going, *carried = (env[v] for v in op.operands)
@@ -430,7 +430,8 @@ class DryRun(Executor):
         return carried
 
     def _unrolled(self, op: Op, done: int, trips: Any, grown: int, ends: bool) -> None:
-        """Iterations from `done` on are like the last one, which left `grown` bytes behind."""
+        """Account for the remaining steps, each of which leaves `grown` bytes behind like the last
+        one that ran."""
         if trips is UNKNOWN or ends:
             text = f"{op.loc}: a loop is shown for {done} of its iterations"
             if grown > 0:
@@ -442,12 +443,13 @@ class DryRun(Executor):
         self._guess(text)
 
     def _guess(self, note: str) -> None:
-        """From here on something may be different in a run."""
+        """Note an assumption: from here on a real run may differ."""
         self.has_guessed = self.may_stray = True
         self.notes.append(note)
 
     def _fail(self, op: Op, why: str) -> None:
-        """The walk ends where every run does; where it has guessed, a run may come another way."""
+        """End the dry run because the op raises. Without an earlier assumption, every real run
+        raises there, too."""
         if not (self.has_guessed or self.ledger.notes):
             places, loc = [str(op.loc)], op.loc
             while loc.caller is not None:
@@ -481,7 +483,7 @@ class DryRun(Executor):
 
 
 def _asks_the_run(op: Op, env: Env) -> bool:
-    """Whether the op, or one in its blocks, reads what only the run knows, or calls Python."""
+    """Whether the op, or one in its blocks, depends on data or calls Python."""
     inner = [o for block in op.blocks for o in block.ops]
     is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
     return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
@@ -500,7 +502,8 @@ def _keep(env: Env, alive: set[Value]) -> None:
 
 
 def _kind_beside_dense(values: Sequence[Any]) -> str:
-    """What PyTorch calls the first tensor whose memory is not told by sizes and strides, or ""."""
+    """Return PyTorch's name for the first tensor that is sparse, nested or quantized; "" if all are
+    dense."""
     for x in tensors_in(values):
         if x.is_nested or x.is_quantized:
             return "nested" if x.is_nested else "quantized"
@@ -510,7 +513,8 @@ def _kind_beside_dense(values: Sequence[Any]) -> str:
 
 
 def _forms(values: Sequence[Any]) -> list[Any]:
-    """What of carried values decides about memory."""
+    """Return the sizes, dtypes and layouts of values: two steps with equal ones need equal
+    memory."""
     return [
         (v.shape, v.dtype)
         if isinstance(v, torch.Tensor)
@@ -542,12 +546,12 @@ def _gives_tensors(op: Op) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Is it the same without data?"""
+    """Whether the value is the same without data."""
     return value is None or isinstance(value, int | float | str)
 
 
 def _of_the_data(error: Exception) -> str:
-    """What an op that fails without data is said to do: perhaps it would fail with data, too."""
+    """Return the note for an op that fails without data; with data it might not."""
     text = str(error).partition("\n")[0]
     if isinstance(error, NotImplementedError) or "meta" in text.lower() or not text:
         return _DATA_DECIDE
@@ -556,6 +560,6 @@ def _of_the_data(error: Exception) -> str:
 
 
 def _may_cast(function: Function) -> bool:
-    """Whether autocast is on, or may be within the program."""
+    """Whether autocast is on, or is turned on in the program."""
     is_on = torch_state.autocast_on()
     return is_on or any(op.attrs.get("target") in _AUTOCASTS for op in function.walk())

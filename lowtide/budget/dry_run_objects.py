@@ -28,8 +28,8 @@ PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # may be run as t
 
 
 def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
-    """Is it a method of PyTorch's on a tensor whose type the program does not tell, or one of its
-    operators by name, which writes into nothing?"""
+    """Whether it is a method of PyTorch on a value of unknown type, or a PyTorch operator by name,
+    that writes into nothing."""
     if op.name == "py.call_method":
         is_tensor = type(env[op.operands[0]]) is torch.Tensor
         return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
@@ -48,7 +48,7 @@ def _overloads(called: Any) -> list[str]:
 
 
 class WalkedObjects:
-    """The attributes that one walk has assigned, and the copies of modules that it has run."""
+    """The attributes that a dry run has assigned, and its copies of modules."""
 
     def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
         self._paused = paused  # inside, what is made is not the call's
@@ -57,7 +57,7 @@ class WalkedObjects:
         self._made: list[Any] = []  # objects, told apart by their ids
 
     def run(self, op: Op, env: dict[Value, Any]) -> list[Any] | None:
-        """See the module's text."""
+        """Return the results of the op; see the module's text."""
         if op.name == "object.new":
             self._made.append(object_ops.RUN[op.name](op, env)[0])
             return [self._made[-1]]
@@ -75,7 +75,7 @@ class WalkedObjects:
         return [getattr(module, key[1])] if hasattr(module, key[1]) else None
 
     def tensors_in(self, value: object) -> list[torch.Tensor]:
-        """In order, those of the objects that the walk has made, too."""
+        """Return the tensors in a value, including those in objects of the dry run."""
         found: list[torch.Tensor] = []
         for x in tree_leaves(value):
             if isinstance(x, torch.Tensor):

@@ -15,7 +15,7 @@ from lowtide.ir.core import Op
 
 @dataclass(slots=True, kw_only=True)
 class KernelStep:
-    """A region's kernels run; `taken`: results that lie in the place of operands."""
+    """A region's kernels run. `taken`: results that are written over operands."""
 
     region: Region
     entry: Entry
@@ -24,29 +24,29 @@ class KernelStep:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The size symbols and their values."""
+        """Return the size symbols and their values."""
         host = self.entry.spec.host
         assert host is not None
         return dict(zip(host.symbols, self.entry.sizes, strict=True))
 
     def executable(self) -> Any:
-        """The compiled program."""
+        """Return the compiled program."""
         return self.region.executable(self.entry.spec, self.entry)
 
     def in_place(self) -> dict[str, str]:
-        """For each result that lies over an operand, what the user calls that."""
+        """Return, for each result that is written over an operand, the user's name of that."""
         places, live = self.entry.spec.places, self.region.live_ins
         return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
 
     def refusals(self) -> list[str]:
-        """Why PyTorch runs it, or its backward pass, instead: kernels were refused at a launch."""
+        """Return why PyTorch runs the region or its backward pass: a launch was refused."""
         gradient = self.entry.spec.gradient
         backward = [] if gradient is None else gradient.executables
         found = [why for made in (self.executable(), *backward) for why in made.refusals]
         return list(dict.fromkeys(found))
 
     def backward(self) -> Pass | None:
-        """The kernels of the whole backward pass, None where there is none."""
+        """Return the kernels of the whole backward pass, None if there is none."""
         gradient = self.entry.spec.gradient
         if gradient is None:
             return None
@@ -63,12 +63,12 @@ class TorchStep:
 
     @property
     def loc(self) -> Loc:
-        """Where it stands."""
+        """Return the op's source line."""
         return self.op.loc
 
     @property
     def label(self) -> str:
-        """What it is called in PyTorch."""
+        """Return PyTorch's name of the op."""
         return str(self.op.attrs.get("target") or self.op.name).removeprefix("torch.")
 
 

@@ -37,7 +37,8 @@ _OF_THE_BATCH: Final = ("training", "train", "use_input_stats")  # unless this i
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """`writes`: memory, by `storage_of`. `repeats`: whether the same results come again."""
+    """`writes`: memory, by `storage_of`. `repeats`: whether a recomputation gives the same
+    results."""
 
     writes: frozenset[int] = frozenset()
     repeats: bool = True
@@ -55,7 +56,7 @@ class Effects:
             self.rows = [self._effect(op) for op in outer.ops[: outer.last]]
 
     def sources(self, run: Candidate) -> tuple[tuple[int, ...], ...]:
-        """For each result of a section, which of its operands a graph of it may come from."""
+        """Return, for each result of a section, the operands that its graph may lead to."""
         found: dict[int, set[int]] = {}
         for k, v in enumerate(run.inputs):
             self._note_sources(v, {k}, found)
@@ -78,11 +79,11 @@ class Effects:
             found.setdefault(id(x), sources if self.carries(x) else set())
 
     def carries(self, value: Any) -> bool:
-        """May any tensor of it have a graph behind it?"""
+        """Whether any tensor in the value may have a graph."""
         return any(id(x) not in self._without_graph for x in tensors_in(value))
 
     def _effect(self, op: Op) -> Effect:
-        """Of one op; notes which of its results have no graph."""
+        """Return the effect of one op; notes which of its results have no graph."""
         known = self.outer.known
         gains = self._gaining(op)
         self._without_graph -= gains
@@ -109,7 +110,7 @@ class Effects:
         return Effect(writes, calls.repeats)
 
     def _gaining(self, op: Op) -> set[int]:
-        """Ids of the tensors that have a graph after the op, and had none before."""
+        """Return the ids of tensors that get a graph by the op."""
         used = tensors_in([self.outer.known.get(v) for v in free_values([op])])
         if not (op.blocks or op.name in _GAINING) or not self.carries(used):
             return set()
@@ -117,13 +118,13 @@ class Effects:
         return self._alike(x for x in used if storage_of(x) in written) & self._without_graph
 
     def _alike(self, written: Iterable[Tensor]) -> set[int]:
-        """Ids of these tensors, of what they view, and of other views of that."""
+        """Return the ids of these tensors, of their bases, and of other views of these."""
         roots = {id(_viewed(x)) for x in written}
         found = tensors_in(list(self.outer.known.values()))
         return {id(x) for x in found if id(_viewed(x)) in roots}
 
     def _copied(self, value: Any, copies: dict[int, Tensor]) -> Any:
-        """A value with tensors of their own, which have a graph if those in it do."""
+        """Return the value with copies of its tensors, which have a graph if the originals do."""
         if isinstance(value, tuple | list):
             elems = [self._copied(v, copies) for v in value]  # pyright: ignore[reportUnknownVariableType]
             return tuple(elems) if isinstance(value, tuple) else elems
@@ -143,12 +144,12 @@ class Effects:
 
 
 def _viewed(x: Tensor) -> Tensor:
-    """The tensor that it is a view of, itself where it is none. Not so for `detach`."""
+    """Return the base of a view, else the tensor itself. `detach` makes no view here."""
     return cast("Tensor", base(x)) if is_view(x) else x
 
 
 class _Calls(OwnMode):
-    """Sees what an op calls: what it writes, and whether it would do the same again."""
+    """A mode that notes what an op's PyTorch calls write, and whether they can be repeated."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ _MOST_STARTS: Final = 8
 
 
 def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Candidate]:
-    """See the module's text. Those in ops [start, stop) only."""
+    """Return the candidates in ops [start, stop); see the module's text."""
     found: list[Candidate] = []
     pos, stop = start, outer.last if stop is None else stop
     finder = _Finder(outer, stop)
@@ -74,8 +74,8 @@ class _Finder:
         self.known = outer.known
 
     def found(self, start: int) -> Candidate | None:
-        """The run that gets farthest, less what belongs to the kernel before it: an activation that
-        nothing else reads than the run, of a norm that nothing else reads than the activation."""
+        """Return the run that extends farthest, without ops that belong to the kernel before it: an
+        activation read only by the run, or a norm read only by that activation."""
         best = self.farthest(start)
         while best is not None and self._belongs_before(best.start):
             later = (p for p in range(best.start + 1, best.stop) if self.ops[p].name != "const")
@@ -86,7 +86,7 @@ class _Finder:
         return best
 
     def _belongs_before(self, pos: int) -> bool:
-        """Is the op a kernel's that continues one from before it?"""
+        """Whether the op is fused into the kernel before it."""
         op, outer = self.ops[pos], self.outer
         if not op.name.startswith("torch.") or not opdefs.has_kind(op.name, ("pointwise",)):
             return False
@@ -100,7 +100,7 @@ class _Finder:
         return is_lowered(self.ops[pos], [self.known.get(v) for v in self.ops[pos].operands])
 
     def farthest(self, start: int) -> Candidate | None:
-        """The run that gets farthest, from this op on or from one that it reaches."""
+        """Return the run that extends farthest from this op, or from an op that it reaches."""
         best = self._longest(start)
         pos = start + 1
         while best is not None and best.stop < self.last:
@@ -113,7 +113,7 @@ class _Finder:
         return best
 
     def _serves(self, run: Candidate, other: Candidate) -> bool:
-        """Does a run, with the one after it, get as far as another, and free as much?"""
+        """Whether a run, with the one after it, extends as far as another and frees as much."""
         rest = self._longest(run.stop)
         if rest is None or rest.stop < other.stop:
             return False
@@ -121,7 +121,7 @@ class _Finder:
         return freed >= self.outer.inner_bytes(other)
 
     def _longest(self, start: int) -> Candidate | None:
-        """The longest run from this op on; of equal ones the one with the longer axis."""
+        """Return the longest run from this op; of equal ones the one with the longer axis."""
         if not self.outer.may_be_in(self.ops[start]):
             return None
         best: Candidate | None = None
@@ -142,7 +142,7 @@ class _Finder:
         ]
 
     def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
-        """As far as it goes, with further operands cut where an op needs that."""
+        """Extend a run as far as possible, cutting further operands where an op needs that."""
         for _ in range(8):
             run = _Run(start, seeds, extent=extent)
             stop, need = self._follow(run)
@@ -155,7 +155,7 @@ class _Finder:
         return None
 
     def _follow(self, run: _Run) -> tuple[int, tuple[Tensor, int] | None]:
-        """Where the run ends, and which operand from before it would have to be cut to go on."""
+        """Return where the run ends, and the outer operand that must be cut to extend it."""
         outer: set[int] = set()
         for pos in range(run.start, self.last):
             op = self.ops[pos]
@@ -180,7 +180,8 @@ class _Finder:
     def _before(
         self, tensor: Tensor, dim: int, outer: set[int], start: int, stop: int
     ) -> tuple[Tensor, int] | None:
-        """The operand from before the run that a tensor was made of, with a dim like that one."""
+        """Return the operand from before the run that a tensor is derived from, with a dim like
+        that one."""
         for pos in range(stop - 1, start - 1, -1):
             if id(tensor) in outer:
                 break
@@ -196,7 +197,7 @@ class _Finder:
         return (tensor, dim) if id(tensor) in outer else None
 
     def _step(self, op: Op, run: _Run) -> None:
-        """One op, on the part too; raises Dependent and Needs."""
+        """Add one op to the run. Raises Dependent and Needs."""
         values = [self.known[v] for v in op.operands]
         results = [self.known[v] for v in op.results]
         self._cut(op, values, results, run)
@@ -211,7 +212,7 @@ class _Finder:
                 raise Dependent("has another shape on a part")
 
     def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
-        """Which of the results are cut, and where."""
+        """Note which results are cut, and along which dim."""
         if op.name not in ("call_torch", "mutate") and not op.name.startswith("torch."):
             return  # tensors that Python hands on are the same ones
         if opdefs.has_kind(op.name, ("size",)):
@@ -227,7 +228,7 @@ class _Finder:
             raise Dependent("would be computed for each chunk")
 
     def _part_of(self, value: Any, run: _Run) -> Any:
-        """A value from before the run, as a chunk sees it."""
+        """Return a chunk's part of a value from before the run."""
         if isinstance(value, Tensor):
             dim = run.seeds.get(id(value))
             if dim is None:
@@ -239,7 +240,7 @@ class _Finder:
     # -- where it ends --
 
     def _closed(self, run: _Run, stop: int) -> Candidate | None:
-        """The longest beginning of the run whose results are tensors of their own."""
+        """Return the longest prefix of the run whose results are tensors with their own memory."""
         while stop > run.start:
             found = self._candidate(run, stop)
             if found is not None:
@@ -275,8 +276,8 @@ class _Finder:
         )
 
     def _order(self, v: Value, ops: Sequence[Op]) -> tuple[int, ...] | None:
-        """Of the dims of a result in memory. On the meta device norms give what lies as it was
-        given; on others only where that is one of PyTorch's formats."""
+        """Return a result's order of dims in memory. Norms keep the layout of their input on the
+        meta device, but on other devices only PyTorch's memory formats."""
         x = self.known[v]
         if not isinstance(x, Tensor):
             return None
@@ -295,5 +296,5 @@ def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
 
 
 def _differs(whole: Any, part: Any) -> bool:
-    """Whether a value without tensors is another on a part."""
+    """Whether a value without tensors differs between the whole and a part."""
     return not tensors_in(whole) and not (type(whole) is type(part) and whole == part)

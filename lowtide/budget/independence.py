@@ -44,7 +44,7 @@ Tensor = torch.Tensor
 
 
 def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
-    """The dim along which each tensor of `results` is cut, by id; others are whole.
+    """Return the dim along which each tensor of `results` is cut, by id; others are whole.
 
     `values`: one for each operand. Raises Dependent and Needs."""
     rule = rule_of(op, values)
@@ -75,7 +75,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
 
 
 def is_lowered(op: Op, values: Sequence[Any]) -> bool:
-    """Is the op with these operands a kernel's, or Python's, and not PyTorch's?"""
+    """Whether a kernel or Python runs the op with these operands, not PyTorch."""
     if op.name == "call_torch":
         return False
     if op.name != "mutate" and not op.name.startswith("torch."):
@@ -88,7 +88,7 @@ def is_lowered(op: Op, values: Sequence[Any]) -> bool:
 
 
 def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
-    """The op alone as a region, what that is bound to, and its tensors; raises Dependent, and what
+    """Return the op alone as a region, its binding, and its tensors. Raises Dependent, and what
     lowerings raise."""
     given = dict(zip(op.operands, values, strict=True))
     live = [v for v in given if tensors_in(given[v]) or isinstance(given[v], list)]
@@ -105,12 +105,12 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
 
 
 def is_pointwise_write(op: Op) -> bool:
-    """Is it a `mutate` that changes each element of its first operand alike, `x.mul_(y)`?"""
+    """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`."""
     return inplace.out_of_place(op) not in ("", "setitem")
 
 
 def _on_a_copy(op: Op) -> list[Op]:
-    """The op; what writes into a tensor here writes into a copy."""
+    """Return the op; an op that writes into a tensor is given a copy."""
     if op.name != "mutate":
         return [op]
     x, *others = op.operands
@@ -120,7 +120,7 @@ def _on_a_copy(op: Op) -> list[Op]:
 
 
 class _Constants(dict[Any, int]):
-    """All sizes are constants of the signature."""
+    """A signature in which all sizes are constants."""
 
     def get(self, key: Any, default: Any = None) -> Any:
         return CONSTANT
@@ -133,7 +133,7 @@ class _Constants(dict[Any, int]):
 
 
 def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[str, int]:
-    """The dim along which each input and definition is cut."""
+    """Return the dim along which each input and definition is cut."""
     known = {n: cut[id(x)] for n, x in sources.items() if id(x) in cut}
     for d in program.defs.values():
         if d.adds_to:  # of each part only a part would be added
@@ -146,7 +146,7 @@ def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[s
 
 
 def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
-    """The axis of `d` at which it loads what is cut."""
+    """Return the axis of `d` at which it loads cut operands."""
     axes = {the_axis(x.index[known[x.source]]) for x in ex.loads(d.expr) if x.source in known}
     if not axes:
         return None
@@ -157,7 +157,7 @@ def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
 
 
 def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, Tensor]) -> None:
-    """The axis may stand nowhere but at the cut dims of loads."""
+    """Check that the axis is used only at the cut dims of loads. Raises Dependent and Needs."""
     for node in ex.walk(d.expr):
         for k, index in enumerate(ex.indices(node)):
             if axis not in deep_atoms(index):
@@ -172,7 +172,7 @@ def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, T
 
 
 def _pairs(x: Abs, value: Any) -> list[tuple[Val, Tensor]]:
-    """Each tensor of an abstract value beside the real one."""
+    """Return each tensor of an abstract value, paired with the real one."""
     if isinstance(x.value, Val):
         return [(x.value, value)]
     if isinstance(x.value, Seq):

@@ -1,7 +1,7 @@
-"""Finds loops that can run in stretches of their steps, and makes the block of one stretch.
+"""Finds loops that can run in chunks of steps, and builds the block of one chunk.
 
 In: an op `loop` of the outer block, with its values on the meta device. Out: a `Candidate` with the
-block of a stretch, or None.
+block of a chunk, or None.
 
     outs = []                             %h', %ys = section(%n, %h, %x, %w) {carried=1, …}
     for t in range(n):                      block(%first, %size, %h, %x, %w):
@@ -10,8 +10,8 @@ block of a stretch, or None.
     ys = torch.stack(outs)                                          outs.append(h)
                                               yield(h, torch.stack(outs))
 
-Always holds: the steps run in their order. Their sizes are equal, since the index of a step is only
-used for items `x[±t + const]` and for arithmetic. Nothing from outside the loop is written.
+Invariant: the steps run in their order and have equal sizes, since the step's index is only used
+for items `x[±t + const]` and for arithmetic. Nothing from outside the loop is written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FAMILIES: Final = ("torch", "const", "cast", "tuple", "unpack", "py", "math")
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An op of the body that takes the item of a step: operand 0 is `tensor`, `place` the item."""
+    """An op of the body that reads one item a step: operand 0 is `tensor`, `place` the item."""
 
     op: Op
     place: int
@@ -53,7 +53,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Collected:
-    """A list that each step adds to, and the op that joins it after the loop."""
+    """A list that each step appends to, and the op that joins it after the loop."""
 
     made: Op
     joined: Op
@@ -81,7 +81,7 @@ class Loops:
         self.readers = {v: op for op in function.block.ops for v in op.operands}
 
     def candidate(self, pos: int) -> Candidate | None:
-        """The loop at this place of the outer block, if it can be done in stretches."""
+        """Return the loop at this position of the outer block, if it can run in chunks."""
         op = self.function.block.ops[pos]
         trips = self.known.get(op.operands[0])
         if not isinstance(trips, int) or trips <= SMALL or not is_counted(op, self.makers):
@@ -98,7 +98,7 @@ class Loops:
         return found.made(pos, lists, reads)
 
     def _carries_tensors(self, op: Op) -> bool:
-        """All that it carries has the same form at the end, and memory of its own."""
+        """Whether each carried value keeps its form and has memory of its own."""
         rows = zip(op.operands[2:], op.results, strict=True)
         places: set[int] = set()
         for before, after in rows:
@@ -117,8 +117,8 @@ class Loops:
         lists: Sequence[_Collected],
         reads: Sequence[_Read],
     ) -> bool:
-        """Has any of its values a row for each step, and so much that it is worth it? Where
-        gradients are recorded, what it carries has."""
+        """Whether a value with a row for each step is large enough to pay. If gradients are
+        recorded, carried values are such."""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
         sizes = [x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor)]
         if self.records:
@@ -129,14 +129,14 @@ class Loops:
 
 
 def is_counted(loop: Op, makers: Makers) -> bool:
-    """Does it run for its number of steps, whatever the data?"""
+    """Whether the number of steps does not depend on data."""
     going = loop.operands[1], loop.blocks[0].terminator.operands[0]
     return all(constant(v, makers) is True for v in going)
 
 
 @dataclass(slots=True)
 class _Loop:
-    """One loop, looked at."""
+    """The analysis of one loop."""
 
     around: Loops
     op: Op
@@ -148,7 +148,7 @@ class _Loop:
         return self.op.blocks[0]
 
     def collected(self) -> list[_Collected] | None:
-        """The lists that the loop adds to; None if one of them is seen by others, too."""
+        """Return the lists that the loop appends to; None if one of them is used elsewhere."""
         found: dict[Value, _Collected] = {}
         added: Counter[Value] = Counter()
         for op in self.body.ops:
@@ -177,7 +177,7 @@ class _Loop:
         return _Collected(made, joined, dim) if whole.shape[dim] % self.trips == 0 else None
 
     def is_plain(self, lists: Sequence[_Collected]) -> bool:
-        """Does the body only compute, and add to these lists?"""
+        """Whether the body only computes, and appends to these lists."""
         own = {c.made.result for c in lists}
         for op in walk(self.body):
             if op.name == "list.append" and op.operands[0] in own and op in self.body.ops:
@@ -194,8 +194,7 @@ class _Loop:
         return known and not self.around.changed.intersection((*outside, *self.op.results))
 
     def reads(self) -> list[_Read] | None:
-        """The items of tensors from outside that a step takes; None where the index of the step is
-        used otherwise than the module's text says."""
+        """Return the reads of items of outer tensors; None if the step's index has other uses."""
         index = self.body.args[0]
         self.forms = {index: Evolution(None, 1, 0)}
         found: list[_Read] = []
@@ -224,7 +223,7 @@ class _Loop:
         return found if type(found) is int else None
 
     def _read(self, op: Op, places: Sequence[int]) -> _Read | None:
-        """`x[..., t, ...]` of a tensor from outside."""
+        """Return the read `x[..., t, ...]` of an outer tensor."""
         tensor = op.operands[0]
         whole = self.around.known.get(tensor)
         if len(places) != 1 or not isinstance(whole, Tensor) or tensor in self.body.args:
@@ -240,7 +239,7 @@ class _Loop:
         return _Read(op, place, tensor, Cut(dim, form.offset, form.step))
 
     def _dim(self, op: Op, place: int, rank: int) -> int | None:
-        """The dim of the tensor that the operand at this place is an item of."""
+        """Return the dim of the tensor that the operand at this position indexes."""
         if op.name == "torch.select":
             dim = self._number(op.operands[1]) if place == 2 else None
             return None if dim is None else dim % rank
@@ -259,7 +258,7 @@ class _Loop:
     # -- what becomes of it --
 
     def made(self, pos: int, lists: Sequence[_Collected], reads: Sequence[_Read]) -> Candidate:
-        """The candidate, with the block of a stretch."""
+        """Return the candidate, with the block of a chunk."""
         count = len(self.op.results)
         cuts = dict.fromkeys((r.tensor, r.cut) for r in reads)
         taken = {id(r.op) for r in reads}
@@ -284,7 +283,7 @@ class _Loop:
         return (self.op.operands[0], *self.op.operands[2:])
 
     def _whole(self, taken: set[int], own: set[Value]) -> Iterator[Value]:
-        """What the body reads from outside other than by items of its steps."""
+        """Return the outer values that the body reads other than by items of its steps."""
         outside = set(free_values(self.body.ops)) - set(self.body.args) - own
         for op in walk(self.body):
             operands = op.operands[1:] if id(op) in taken else op.operands
@@ -292,7 +291,7 @@ class _Loop:
 
 
 def _is_plain(value: object) -> bool:
-    """A tensor, or nothing that holds one: autograd would not see it among the operands."""
+    """Whether the value is a tensor, or holds none: autograd would miss a tensor in a container."""
     if isinstance(value, tuple | list):
         return not any(
             isinstance(v, Tensor) or not _is_plain(v) for v in cast("list[object]", value)
@@ -303,7 +302,7 @@ def _is_plain(value: object) -> bool:
 
 
 class _LoopChunk:
-    """The block of a stretch while it is made."""
+    """Builds the block of a chunk."""
 
     def __init__(
         self, loop: _Loop, cuts: Mapping[tuple[Value, Cut], None], whole: Mapping[Value, None]
@@ -315,7 +314,7 @@ class _LoopChunk:
         self.whole = {v: Value(v.name, v.type) for v in whole}
 
     def block(self, lists: Sequence[_Collected], reads: Sequence[_Read]) -> Block:
-        """See the module's text."""
+        """Return the block; see the module's text."""
         op = self.loop.op
         mapping = dict(self.whole)
         ops: list[Op] = []
@@ -348,8 +347,8 @@ class _LoopChunk:
         return Block(list(args), ops)
 
     def _size(self, ops: list[Op]) -> Value:
-        """The number of steps, as a size of what is cut where there is such a thing: then it is
-        known that no step reads beyond it."""
+        """Return the number of steps. If an operand is cut, it is read from that, which proves that
+        no step reads beyond it."""
         for (_, cut), part in self.parts.items():
             return self._op(ops, "torch.size.dim", part, self._constant(ops, cut.dim, t.INT))
         return self.size

@@ -43,9 +43,10 @@ class Buffer:
 class MemoryPlan:
     """`peak_bytes` of one call, its `formula` in the input sizes, the `buffers` alive at the peak.
 
-    `sizes` says what the formula's symbols are. `notes` say what could not be known; with notes,
-    the peak may be higher. `fails`: why such a call raises, and where, "" if it need not; what is
-    counted is then what it takes up to there."""
+    `sizes`: the user's expressions for the formula's symbols. `notes`: what could not be known;
+    with notes, the peak may be higher. `fails`: why and where such a call raises, "" if it does
+    not; then the plan counts what is allocated up to there.
+    """
 
     peak_bytes: int
     formula: str
@@ -62,7 +63,7 @@ class MemoryPlan:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON."""
+        """Return plain values, as for JSON."""
         return {
             "peak_bytes": self.peak_bytes,
             "formula": self.formula,
@@ -77,7 +78,8 @@ class MemoryPlan:
 
 
 def plan_memory(dry_run: DryRun, plain: str = "") -> MemoryPlan:
-    """The plan of a call. `plain`: why it would run as plain Python, "" if it is compiled."""
+    """Return the plan of a call. `plain`: why it would run as plain Python, "" if it is
+    compiled."""
     notes = list(dry_run.notes)
     if plain:
         notes.insert(
@@ -88,7 +90,7 @@ def plan_memory(dry_run: DryRun, plain: str = "") -> MemoryPlan:
 
 
 def plan_of(ledger: Ledger, dry_runs: Sequence[DryRun], notes: Sequence[str]) -> MemoryPlan:
-    """The plan of a call, in which these were walked on one ledger."""
+    """Return the plan of a call that consists of these dry runs, which share one ledger."""
     notes = list(dict.fromkeys(notes))
     labels = [s.label for dry_run in dry_runs for s in dry_run.steps if isinstance(s, TorchStep)]
     theirs = dict.fromkeys(labels)
@@ -125,7 +127,7 @@ def _place_of(size: int, names: Mapping[str, int]) -> str:
 
 
 def _formula(alive: Sequence[Entry | Held], symbols: Mapping[int, str]) -> str:
-    """The sum of what is alive, equal terms once."""
+    """Return the sum of what is alive as text, equal terms once."""
     terms: dict[str, int] = {}
     for x in alive:
         text, count = _term(x, symbols) if isinstance(x, Entry) else ("", x.nbytes)
@@ -146,7 +148,8 @@ def _term(x: Entry, symbols: Mapping[int, str]) -> tuple[str, int]:
 
 
 def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
-    """A dim as (symbols, factor): an input's size, two of them, a multiple of one, or a number."""
+    """Return a dim as (symbols, factor): an input's size, a product of two, a multiple, or a
+    number."""
     if size in symbols:
         return symbols[size], 1
     for other, name in symbols.items():
@@ -159,7 +162,7 @@ def _size(size: int, symbols: Mapping[int, str]) -> tuple[str, int]:
 
 
 def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
-    """The text of a kernel's own formula, in which sizes stand as `<1000>`."""
+    """Return the text of a kernel's formula, in which sizes are written `<1000>`."""
     text = _folded(re.sub(r"<(\d+)>", lambda m: symbols.get(int(m[1]), m[1]), formula))
     factors = text.split("*")
     if not all(re.fullmatch(r"\w+", f) for f in factors):
@@ -169,7 +172,7 @@ def _kernel_term(formula: str, symbols: Mapping[int, str]) -> tuple[str, int]:
 
 
 def _folded(text: str) -> str:
-    """The formula with each bracket of numbers alone as its value: `((64 + 15) // (16))` is 4."""
+    """Return the formula with each constant bracket evaluated: `((64 + 15) // (16))` is 4."""
     while (found := _NUMBERS.search(text)) is not None:
         value = str(eval(found[1]))  # digits and operators only
         text = f"{text[: found.start()]}{value}{text[found.end() :]}"

@@ -61,7 +61,7 @@ class Followed(DryRun):
 
 
 def run_on_meta(op: Op, env: dict[Value, Any]) -> list[Any] | None:
-    """The op's results, None where it does not run; call it under a `Ledger`."""
+    """Return the op's results, None if it does not run. Call it under a `Ledger`."""
     try:
         run_op(op, env)
     except Exception:  # whatever PyTorch raises for operands that do not fit

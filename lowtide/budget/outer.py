@@ -1,8 +1,8 @@
 """The outer block of a program with its values: decides which ops may be part of a section.
 
 In: a Driver and the arguments of a call. Out: `Outer`, the ops with their values on the meta
-device. It answers for both kinds of sections: may an op run later or be recomputed, does an op
-write into some memory, where may a run of ops begin and end.
+device. It serves both kinds of sections: whether an op may run later or be recomputed, what memory
+it writes, and where a run of ops may begin and end.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _BARRIERS: Final = (
 
 
 class Outer:
-    """See the module's text. `pairs`: tensors of the arguments, as known here and as they are;
-    `given`: their memory, by `storage_of`; `single`: of it what one argument has for itself;
-    `made_at`, `nbytes`: the op that makes what is not of them, and its size; `made_bytes`: of each
-    op; `records`: are gradients recorded?"""
+    """See the module's text. `pairs`: tensors of the arguments, on the meta device and real.
+    `given`: their memory, by `storage_of`. `single`: memory that only one argument has. `made_at`,
+    `nbytes`: for other memory, the op that allocates it and its size. `made_bytes`: bytes that each
+    op allocates. `records`: whether gradients are recorded."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.function = driver.function
@@ -91,7 +91,7 @@ class Outer:
                     self._others.add(storage_of(x))
 
     def _write_alike(self) -> None:
-        """What is written into one argument is written into all that share its memory."""
+        """Extend writes to all arguments that share memory with a written one."""
         alike: dict[int, set[int]] = {}
         for known, x in self.pairs:
             alike.setdefault(storage_of(x), set()).add(storage_of(known))
@@ -101,24 +101,23 @@ class Outer:
                 self._last_write.update(dict.fromkeys(group, max(last)))
 
     def inner_bytes(self, run: Candidate) -> int:
-        """What its ops make and nobody reads afterwards."""
+        """Return the bytes that these ops allocate and that nothing reads afterwards."""
         given = sum(x.nbytes for v in run.outputs for x in self.tensors(v))
         return max(sum(self.made_bytes[run.start : run.stop]) - given, 0)
 
     def tensors(self, v: Value) -> list[Tensor]:
-        """Those of a value, on the meta device; none where it is not known."""
+        """Return the tensors of a value, on the meta device; none if it is not known."""
         return tensors_in(self.known.get(v))
 
     def form_of(self, v: Value) -> Form | Plain | None:
-        """What a value is, as far as a plan goes by it."""
+        """Return what a plan depends on of a value: sizes, dtype, layout."""
         x = self.known.get(v)
         if isinstance(x, Tensor):
             return form_of(x)
         return Plain(x) if v in self.kept and not tensors_in(x) else None
 
     def written(self, ops: Sequence[Op]) -> set[int]:
-        """The memory that some of these ops may write into: of values in the outer block it is
-        known which that is."""
+        """Return the memory that these ops, or ops in their blocks, may write."""
         inner = [o for op in ops for block in op.blocks for o in walk(block)]
         changed = set(may_change(self.function, inner))
         for op in ops:
@@ -127,14 +126,14 @@ class Outer:
         return {storage_of(x) for v in changed for x in self.tensors(v)}
 
     def statistics(self, op: Op) -> list[Value]:
-        """The running statistics that the op writes, in training."""
+        """Return the running statistics that the op writes in training."""
         places = opdefs.STATISTICS.get(op.name, ())
         if places and self.known.get(op.operands[opdefs.OF_THE_BATCH]) is False:
             return []
         return [op.operands[k] for k in places]
 
     def own_statistics(self, op: Op) -> list[Value]:
-        """Those of the running statistics that no other op sees, nor another argument shares."""
+        """Return those of the running statistics that no other op or argument shares."""
         return [
             v
             for v in self.statistics(op)
@@ -146,13 +145,13 @@ class Outer:
         ]
 
     def is_written(self, storage: int, start: int) -> bool:
-        """May an op from `start` on write into this memory? Into what the caller has any op, since
-        the next call may come before the backward pass of this one."""
+        """Whether an op from `start` on may write into this memory. For memory of the caller, any
+        op counts: the next call may come before the backward pass of this one."""
         start = 0 if storage in self._others else start
         return self._last_write.get(storage, -1) >= start
 
     def may_be_in(self, op: Op) -> bool:
-        """May the op be part of a section at all?"""
+        """Whether the op may be part of a section."""
         family = op.name.partition(".")[0]
         if op.blocks or op.name in _BARRIERS or opdefs.writes(op.name):
             return False
@@ -165,15 +164,16 @@ class Outer:
         return all(v in self.known for v in (*op.operands, *op.results))
 
     def _asks_a_tensor(self, op: Op) -> bool:
-        """Asks it which tensor it is, or anything else that a part may answer otherwise?"""
+        """Whether the op reads a tensor's identity, or another fact that differs on a part."""
         if op.name in ("py.is", "py.is_not"):
             return all(v.type != t.NONE for v in op.operands)
         gives = any(self.tensors(v) for v in op.results)
         return _is_torch(op) and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
-        """What ops [start, stop) need and give, if that can be handed over: no lists, results in
-        memory that nobody writes into afterwards, and of their own if the caller gets them."""
+        """Return the inputs and results of ops [start, stop), None if they cannot be a section's:
+        no lists, and results in memory that is not written afterwards and, if the caller gets them,
+        their own."""
         ops = self.ops[start:stop]
         inputs = free_values(ops)
         outputs = [v for op in ops for v in op.results if v in self.live_at[stop]]
@@ -196,5 +196,5 @@ def _is_torch(op: Op) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Is it a list or the like with tensors in it?"""
+    """Whether it is a container with tensors in it."""
     return not isinstance(value, Tensor) and bool(tensors_in(value))

@@ -25,7 +25,7 @@ _IDENTITY: Final = ("py.is", "py.is_not")
 
 
 def kept_values(function: Function, args: Sequence[Any]) -> frozenset[Value]:
-    """See the module's text."""
+    """Return the values; see the module's text."""
     kept = {v for v, x in zip(function.params, args, strict=True) if _is_in_key(x)}
     for op in function.block.ops:
         inner = (o for block in op.blocks for o in walk(block))

@@ -32,7 +32,7 @@ class Choice:
 
 
 def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
-    """See the module's text; none if nothing can be kept."""
+    """Return the choices, the longest first; none if nothing can be saved."""
     total = 0
     rows: list[tuple[float, int, Value]] = []
     held = {storage_of(x) for v in run.outputs for x in outer.tensors(v)}
@@ -52,7 +52,7 @@ def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
 
 
 def is_product(outer: Outer, op: Op) -> bool:
-    """Is it one product of PyTorch's, and nothing more?"""
+    """Whether the op is exactly one PyTorch product."""
     if not _is_left_to_pytorch(outer, op):
         return False
     return _only_product(_products(outer, op), outer.known[op.result]) is not None
@@ -91,7 +91,7 @@ def _products(outer: Outer, op: Op) -> list[tuple[object, int]]:
 
 
 def _only_product(found: list[tuple[object, int]], result: object) -> torch.Tensor | None:
-    """The result, if it is that of one product, and not a view of it."""
+    """Return the result of the only product, unless the op's result is a view of it."""
     if len(found) != 1 or not isinstance(result, torch.Tensor):
         return None
     product, _ = found[0]

@@ -18,7 +18,7 @@ FEWEST: Final = 3  # repeats; fewer are read as they stand
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`part`, each time between `least` and `most` times."""
+    """`part`, repeated from `least` to `most` times."""
 
     part: tuple[Hashable, ...]
     least: int = field(compare=False)
@@ -26,7 +26,7 @@ class Repeat:
 
 
 def folded(things: Sequence[Hashable]) -> tuple[Hashable, ...]:
-    """Fold until nothing more does: inner loops first."""
+    """Fold until nothing changes, inner loops first."""
     found = tuple(things)
     while len(shorter := _once(found)) < len(found):
         found = shorter
@@ -52,7 +52,7 @@ def _once(things: Sequence[Hashable]) -> tuple[Hashable, ...]:
 
 
 def _repeated(row: Sequence[int], at: int) -> tuple[int, int]:
-    """The length of the shortest part that is repeated at this place, and how often it is."""
+    """Return the length of the shortest part that repeats at this position, and its count."""
     for length in range(1, min(LONGEST, (len(row) - at) // FEWEST) + 1):
         times, end = 1, at + length
         while row[end : end + length] == row[at : at + length]:
@@ -63,7 +63,7 @@ def _repeated(row: Sequence[int], at: int) -> tuple[int, int]:
 
 
 def _joined(alike: Sequence[Hashable]) -> Hashable:
-    """Repeats of one part as one; other things are equal."""
+    """Merge repeats of one part; other items are equal."""
     repeats = [r for r in alike if isinstance(r, Repeat)]
     if not repeats:
         return alike[0]

@@ -27,8 +27,8 @@ Sources: TypeAlias = Callable[[Candidate], Sequence[Sequence[int]] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is not computed again: so many chunks of each section; and, of the other chunks, results
-    of products."""
+    """What is not recomputed: the number of chunks of each section, and, in the other chunks,
+    results of products."""
 
     chunks: Counts = field(default_factory=dict[Candidate, int])
     products: Mapping[Candidate, Values] = field(default_factory=dict[Candidate, Values])
@@ -36,7 +36,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a candidate is done; see `Kept`."""
+    """How a candidate is run; see `Kept`."""
 
     run: Candidate
     chunks: int
@@ -45,18 +45,18 @@ class Row:
 
 
 def of_all(_: object) -> None:
-    """Nothing is known: a graph of any result may come from any operand."""
+    """Nothing is known: the graph of any result may lead to any operand."""
 
 
 def of_no_op(_: Op) -> bool:
-    """Nothing is known."""
+    """Nothing is known about an op."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of each candidate where graphs of its results come from, see `chunks`; `form_of` a value,
-    None where that is not known; whether an op `is_product`."""
+    """Facts about candidates: the operands that the graphs of their results lead to (`sources`, see
+    `chunks`); the `form_of` a value, None if it is not known; whether an op `is_product`."""
 
     sources: Sources = of_all
     form_of: Callable[[Value], Form | Plain | None] = of_all
@@ -70,8 +70,9 @@ UNKNOWN: Final = Known()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bodies:
-    """What a section runs; what it runs again; the same where it is given the results of products:
-    those that were kept, or a stand-in for that of the last one, `end`, which is not read."""
+    """The blocks of a section: the first run; the recomputation; and the recomputation that is
+    given saved products. `end`: the last product, whose gradient does not read its result, so that
+    a stand-in is given."""
 
     first: Block
     again: Block
@@ -89,9 +90,8 @@ def with_sections(
     kept: Kept = NOTHING,
     known: Known = UNKNOWN,
 ) -> Function:
-    """See the module's text. The values outside of sections are the same objects as before;
-    `made`: bodies of sections that were made earlier, and are taken again. A candidate may lie
-    within another."""
+    """Return the Function with sections. Values outside of sections are the same objects as before.
+    `made`: bodies made earlier, which are reused. Candidates may be nested."""
     rows = [
         Row(c, count, kept.chunks.get(c, 0), kept.products.get(c, ()))
         for c, count in chunks.items()
@@ -110,8 +110,8 @@ class _Rewriter:
         self.known = known
 
     def ops(self, start: int, stop: int, rows: Sequence[Row], updates: bool = True) -> list[Op]:
-        """Ops [start, stop) with sections for these candidates in them, which are in order.
-        `updates`: whether sections write what is only updated."""
+        """Return ops [start, stop) with sections for these candidates, which are in order.
+        `updates`: whether sections write operands that are only updated."""
         found: list[Op] = []
         pos = start
         for row in rows:
@@ -146,14 +146,15 @@ class _Rewriter:
         return self.bodies[key]
 
     def _product_at_end(self, again: list[Op], run: Candidate) -> Value | None:
-        """The result of a product that comes last, whose gradient reads its operands only."""
+        """Return the result of a last op that is a product whose gradient reads its operands
+        only."""
         last = next(op for op in reversed(again) if op.name != "const")
         is_end = run.block is None and _only(last) in run.outputs and self.known.is_product(last)
         return last.result if is_end else None
 
     def _with_unread_end(self, ops: list[Op]) -> list[Op]:
-        """The ops as they run again, when nobody reads their results: a section that comes last
-        and keeps nothing has a graph without being run."""
+        """Return the ops for a recomputation whose results are unread: a last section that saves
+        nothing builds its graph without running."""
         pos = max((k for k, op in enumerate(ops) if op.name != "const"), default=-1)
         last = ops[pos]
         forms = tuple(map(self.known.form_of, last.results))
@@ -172,7 +173,7 @@ def _within(outer: Candidate, rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 def _without_updates(ops: list[Op], candidate: Candidate) -> list[Op]:
-    """The ops without those that change a counter; norms without their running statistics."""
+    """Return the ops without counter updates, with norms that write no running statistics."""
     none = Value("none", t.NONE)
     left = [Op(name="const", attrs={"value": None}, results=[none])]
     for op in ops:
@@ -187,7 +188,7 @@ def _only(op: Op) -> Value | None:
 
 
 def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()) -> Block:
-    """`gives`, `takes`: results, and arguments, beside those of the run."""
+    """Return a block. `gives`, `takes`: results and arguments in addition to those of the run."""
     inner = {v: Value(v.name, v.type) for v in (*run.inputs, *takes)}
     args = list(inner.values())
     body = [clone_op(op, inner) for op in ops]
@@ -196,7 +197,7 @@ def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()
 
 
 def _recalling(ops: list[Op], run: Candidate, products: Values) -> Block | None:
-    """The block that is given the results of products."""
+    """Return the block that takes the results of products as arguments."""
     if not products:
         return None
     kept = {v: Value(v.name, v.type) for v in products}

@@ -60,8 +60,8 @@ _MOST_KEPT: Final = 8  # chunks; each is rehearsed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver that keeps to `memory`. `ends`: where and why nothing more is known of the call, ""
-    if all is."""
+    """A driver whose predicted peak is `memory`. `ends`: where and why the prediction ends, "" if
+    it is complete."""
 
     driver: Driver
     memory: MemoryPlan
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """What is allocated at the peak."""
+        """The predicted peak of allocated bytes."""
         return self.memory.peak_bytes
 
 
@@ -87,12 +87,12 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
-    """The plans, in order of cost; none is left out for a budget's sake."""
+    """Yield all plans in order of cost."""
     return _path(driver, args, math.inf)
 
 
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
-    """Where no plan like one could fit, those that keep more than it are not tried."""
+    """Yield the plans in order of cost. Plans that must exceed the budget are skipped."""
     driver = Driver(driver.function, tiles=driver.tiles)
     dry_run = DryRun(driver, args)
     yield _plan(driver, dry_run)
@@ -118,7 +118,7 @@ def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[
 
 
 def _strategies(trials: _Trials, records: bool, budget_bytes: float) -> Iterator[Plan]:
-    """Plans of one program with chunks, and with segments where gradients are recorded."""
+    """Yield the plans of one program with chunks, and with segments if gradients are recorded."""
     parts = _parts(trials.driver, trials.args, records)
     found, cutter = parts.runs, parts.cutter
     trials.choices = parts.choices
@@ -138,7 +138,7 @@ def _strategies(trials: _Trials, records: bool, budget_bytes: float) -> Iterator
 
 
 def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
-    """What is not kept is computed again, little of it at first; then the same with the large parts
+    """Yield plans that recompute segments, few of them at first; then the same with the large parts
     in chunks."""
     outer = cutter.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
@@ -158,7 +158,7 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
 
 @dataclass(slots=True)
 class _Least:
-    """The least peak so far, and for how many bytes its segments were looked for."""
+    """The least peak so far, and the bytes for which its segments were searched."""
 
     peak_bytes: float = math.inf
     most_bytes: float = math.inf
@@ -171,8 +171,8 @@ class _Least:
 def _with_segments(
     trials: _Trials, cutter: Cutter, chunks: Counts, least: _Least
 ) -> Iterator[Plan]:
-    """Beside these chunks, for ever fewer bytes. What is no less than a stage before came to is
-    never taken: where that ends is guessed from the bytes that were looked for then."""
+    """Yield plans with these chunks and with segments for fewer and fewer bytes. The search begins
+    near the bytes at which the least peak so far was found: larger ones cannot be better."""
     before = list[Candidate]()
     most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
     while (segments := cheapest(cutter, most_bytes := most_bytes * FEWER)) is not None:
@@ -188,7 +188,7 @@ def _with_segments(
 def _in_chunks(
     trials: _Trials, found: Sequence[Candidate], cutter: Cutter | None, budget_bytes: float
 ) -> Iterator[Plan]:
-    """More chunks, step by step; `cutter`: where gradients are recorded."""
+    """Yield plans with more and more chunks. `cutter`: given if gradients are recorded."""
     records = cutter is not None
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
@@ -220,8 +220,8 @@ def _plan(driver: Driver, dry_run: DryRun) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The runs that an axis cuts; where gradients are recorded what makes segments, and which
-    products are worth being kept."""
+    """The runs that can be cut along an axis. If gradients are recorded, also the cutter of
+    segments and the products that are worth saving."""
 
     runs: Sequence[Candidate] = ()
     cutter: Cutter | None = None
@@ -247,7 +247,7 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
 
 
 def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -> Function:
-    """What that makes of the driver's function, which it is itself if that fails."""
+    """Return the rewritten function, or the driver's own if the rewrite fails."""
     try:
         return make() or driver.function
     except Exception as fault:
@@ -256,7 +256,7 @@ def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -
 
 
 class _Trials:
-    """Plans of one program; the sections' compiled parts are shared by all."""
+    """Plans of one program. They share the compiled parts of sections."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
@@ -288,8 +288,8 @@ class _Trials:
 def _next(
     trials: _Trials, found: Sequence[Candidate], chunks: Counts, peak_bytes: int
 ) -> tuple[dict[Candidate, int], Plan] | None:
-    """The step that lowers the peak most; a larger one where no small one does. Of many sections
-    not each alone: every step is rehearsed."""
+    """Return the step that lowers the peak most; a larger step if no small one lowers it. With many
+    sections only joint steps are tried, since each trial is a dry run."""
     for factor in _FACTORS:
         finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
         finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
@@ -305,7 +305,7 @@ def _next(
 
 
 def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
-    """What might be kept of each section, from what leaves the least to be computed again."""
+    """Yield what may be saved of each section, the least recomputation first."""
     parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
     rows = [_kept(parts, chunks, choices, share, None) for share in _SHARES]
     for level in range(max((len(choices.get(c, ())) for c in parts), default=0)):
@@ -324,7 +324,7 @@ def _kept(
     share: float | None,
     level: int | None,
 ) -> tuple[float, Kept]:
-    """And how much is computed again of what there is."""
+    """Return the share of the work that is recomputed, and what is saved."""
     counts: dict[Candidate, int] = {}
     products: dict[Candidate, tuple[Value, ...]] = {}
     again = 0.0
@@ -343,7 +343,7 @@ def _kept(
 
 
 def refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:
-    """That no plan fits; `least`: what comes nearest."""
+    """Return the error for the case that no plan fits. `least`: the plan with the least peak."""
     rows = [(b.nbytes, b.name, b.loc if b.loc.line else b.kind) for b in least.buffers]
     held = [f"{nbytes:>14,}  {name}  {place}" for nbytes, name, place in sorted(rows, key=_largest)]
     return BudgetError(name, budget_bytes, least.peak_bytes, held[:8])

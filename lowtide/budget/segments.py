@@ -2,7 +2,7 @@
 
 In: an `Outer`. Out: `Candidate`s of one chunk, with the values that they make, save and return.
 
-    a = relu(norm(conv(x)))       ┐ a segment: gives a, keeps x
+    a = relu(norm(conv(x)))       ┐ a segment: returns a, saves x
     b = relu(norm(conv(a)))       ┘
     c = up(pool(b))               ┐ another, keeps b
     d = relu(norm(conv(c)))       ┘
@@ -43,8 +43,7 @@ class Cutter:
         self.inside: set[int] = set()  # positions within what is done in chunks
 
     def beside(self, chunks: Mapping[Candidate, int]) -> float:
-        """From here on beside these parts, which are done in chunks and no segment cuts; gives the
-        bytes of all that is made."""
+        """Take these chunks as given: no segment cuts them. Returns the bytes of all values."""
         starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
         self.inside = set(starts)
         self.made_bytes = list(self.built_bytes)
@@ -57,7 +56,7 @@ class Cutter:
         return float(sum(self.made_bytes))
 
     def candidate(self, start: int, stop: int) -> Candidate | None:
-        """The segment of these ops, if it is one, and worth it."""
+        """Return the segment of these ops, None if it is none or does not pay."""
         if start in self.inside or stop in self.inside or self._farthest(start) < stop:
             return None
         key = start, stop
@@ -67,12 +66,12 @@ class Cutter:
         return self._candidates[key]
 
     def cost(self, segments: Iterable[Candidate]) -> int:
-        """How much is computed again, in bytes of results."""
+        """Return the cost of recomputation, in bytes of results."""
         return sum(sum(self.built_bytes[c.start : c.stop]) for c in segments)
 
     def recomputed_bytes(self, start: int, stop: int) -> int:
-        """What is made when a segment runs again: not the results of a part in chunks at its end,
-        which nobody reads then."""
+        """Return the bytes that a recomputation allocates, without the results of a last part in
+        chunks, which nothing reads then."""
         made = self.made_bytes[start:stop]
         while made and not made[-1]:
             made.pop()
@@ -80,8 +79,8 @@ class Cutter:
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        """Where segments may end: before a product, whose operands its gradient reads anyway, and
-        at the last of places side by side where as much is alive."""
+        """Return where segments may end: before a product, whose gradient reads its operands
+        anyway, and at the last of neighbouring positions with equal live bytes."""
         last = self.outer.last
         return [
             pos
@@ -92,7 +91,7 @@ class Cutter:
         ]
 
     def held_at(self, pos: int) -> frozenset[int]:
-        """Memory that is alive there, but for the arguments'."""
+        """Return the memory that is live at this position, without the arguments."""
         found = self._held_at.get(pos)
         if found is None:
             alive = {storage_of(x) for v in self.outer.live_at[pos] for x in self.outer.tensors(v)}
@@ -100,7 +99,7 @@ class Cutter:
         return found
 
     def held_by(self, segment: Candidate) -> frozenset[int]:
-        """What it starts from, but for the arguments."""
+        """Return the memory that the segment starts from, without the arguments."""
         key = segment.start, segment.stop
         found = self._held_by.get(key)
         if found is None:
@@ -109,16 +108,16 @@ class Cutter:
         return found
 
     def size_of(self, held: Iterable[int]) -> int:
-        """The bytes of that memory."""
+        """Return the bytes of that memory."""
         return sum(self.outer.nbytes[s] for s in held)
 
     def _states(self) -> set[int]:
-        """Memory of the caller's that one argument has for itself, without a gradient."""
+        """Return the memory of arguments that is theirs alone and has no gradient."""
         held = {storage_of(x) for x, _ in self.outer.pairs if self.effects.carries(x)}
         return self.outer.single - held
 
     def left_bytes(self, pos: int) -> int:
-        """What is alive there, but for the arguments."""
+        """Return the bytes that are live at this position, without the arguments."""
         return self.size_of(self.held_at(pos))
 
     def _farthest(self, start: int) -> int:
@@ -128,8 +127,8 @@ class Cutter:
         return found
 
     def _follow(self, start: int) -> int:
-        """How far a segment from here may go: each op gives the same again, and what it reads is
-        still the same then."""
+        """Return how far a segment from here may extend: its ops are repeatable, and what they read
+        is unchanged when they run again."""
         updated: set[int] = set()
         touched: set[int] = set()
         for pos in range(start, self.outer.last):
@@ -151,7 +150,7 @@ class Cutter:
         return self.outer.made_at.get(storage, -1) < start
 
     def _is_update(self, op: Op, writes: set[int]) -> bool:
-        """Does it write, if at all, what can be left out when the op runs again?"""
+        """Whether the op writes only what the recomputation can leave out."""
         if op.name == "mutate":
             is_alone = not any(self.outer.tensors(v) for v in op.operands[1:])
         else:
@@ -178,13 +177,13 @@ class Cutter:
         )
 
     def _is_state(self, v: Value, start: int, stop: int) -> bool:
-        """Is it written here, and so read by nothing else?"""
+        """Whether it is written here, and so read by nothing else."""
         held = {storage_of(x) for x in self.outer.tensors(v)}
         return any(held & row.writes for row in self.effects.rows[start:stop])
 
 
 def _built_bytes(outer: Outer) -> list[int]:
-    """What each op makes, but for what only the kernel reads that it is in."""
+    """Return the bytes that each op allocates, without values that stay inside one kernel."""
     found = list(outer.made_bytes)
     ops = outer.ops[: outer.last]
     lowered = [is_lowered(op, [outer.known.get(v) for v in op.operands]) for op in ops]

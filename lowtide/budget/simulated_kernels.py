@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 def simulate(
     ledger: Ledger, executable: Any, symbols: Sequence[str]
 ) -> Callable[..., Sequence[Tensor]]:
-    """Stands for a compiled program: see the module's text."""
+    """Return a function that stands for a compiled program; see the module's text."""
 
     def run(
         tensors: Sequence[Tensor], sizes: Sequence[int], numbers: object, *_: object
@@ -62,16 +62,17 @@ def simulate(
 
 
 def _with_sizes(event: Event, known: Mapping[str, int]) -> Event:
-    """Its formula with sizes such as `<1000>` in the place of this region's own symbols."""
+    """Return its formula with the sizes of the call, such as `<1000>`, for its own symbols."""
     text = re.sub(r"[A-Za-z_]\w*", lambda m: f"<{known.get(m[0], m[0])}>", event.held.formula)
     return Event(held=dataclasses.replace(event.held, formula=text), takes=event.takes)
 
 
 def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
-    """The backward pass of everything that carries a gradient; notes of what is not counted.
+    """Run the backward pass of every result that carries a gradient; return notes about what is not
+    counted.
 
-    Each result gets a cotangent of its own, which counts; gradients count as what is new of them.
-    """
+    Each result gets its own cotangent, which counts; gradients count if they are newly
+    allocated."""
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []

@@ -25,11 +25,11 @@ Cut = Mapping[int, int]  # id of a meta tensor → the dim along which it is cut
 
 
 class Dependent(Exception):
-    """The results are not independent along that axis, or nobody knows."""
+    """The results are not independent along that axis, or no rule says so."""
 
 
 class Needs(Exception):
-    """They are if this operand is cut along this dim too."""
+    """They are independent if this operand is cut along this dim, too."""
 
     def __init__(self, tensor: Tensor, dim: int) -> None:
         super().__init__(dim)
@@ -42,7 +42,7 @@ Rule = Callable[[Sequence[Any], Named, Sequence[Any], Cut], dict[int, int]]
 
 
 def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
-    """The rule of an op that is PyTorch's, with these operands; None for what has a lowering, or no
+    """Return the rule of a PyTorch op with these operands; None if it has a lowering, or no
     rule."""
     if _is_of_the_batch(op, values):
         return _channels
@@ -53,7 +53,7 @@ def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
 
 
 def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
-    """Is it a norm in training that takes, or writes, statistics of all of the batch?"""
+    """Whether it is a norm in training that reads or writes statistics of the whole batch."""
     if op.name not in opdefs.STATISTICS or values[opdefs.OF_THE_BATCH] is False:
         return False
     return op.name == "torch.batch_norm" or any(
@@ -64,14 +64,15 @@ def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
 def by_rule(
     rule: Rule, op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """What the rule says of the op's results; `values`: one for each operand."""
+    """Return the dims along which the rule cuts the op's results. `values`: one for each
+    operand."""
     names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
     count = len(values) - len(names)
     return rule(values[:count], dict(zip(names, values[count:], strict=True)), results, cut)
 
 
 def name_of(op: Op) -> str:
-    """`sort` for torch.sort, F.max_pool2d and Tensor.sort alike; "" for what has a lowering."""
+    """Return `sort` for torch.sort and Tensor.sort alike; "" for an op with a lowering."""
     if op.name == "call_torch":
         return str(op.attrs["target"]).rpartition(".")[2]
     if not op.name.startswith("torch."):
@@ -81,7 +82,7 @@ def name_of(op: Op) -> str:
 
 
 def is_pointwise(op: Op) -> bool:
-    """Does PyTorch say so, of all forms of the op?"""
+    """Whether PyTorch tags all overloads of the op as pointwise."""
     if op.name == "mutate":
         return False
     target = str(op.attrs["target"]) if op.name == "call_torch" else op.name
@@ -96,12 +97,12 @@ def is_pointwise(op: Op) -> bool:
 
 
 def _draws(schema: Any) -> bool:
-    """May it draw random numbers? PyTorch calls rrelu pointwise, too."""
+    """Whether the op may draw random numbers; PyTorch tags rrelu as pointwise, too."""
     return any(a.name == "generator" for a in schema.arguments)
 
 
 def _takes_tensors(schema: Any) -> bool:
-    """Others are of Python's numbers, or write into a tensor that is given."""
+    """Whether the overload is on tensors, without an `out` argument."""
     arguments = schema.arguments
     is_tensors = bool(arguments) and isinstance(arguments[0].type, torch.TensorType)
     return is_tensors and not any(a.is_out for a in arguments)
@@ -110,7 +111,7 @@ def _takes_tensors(schema: Any) -> bool:
 def pointwise(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """Each element of the results needs those that broadcasting puts beside it."""
+    """Results are cut at the dim that broadcasting aligns with the operands' cut dims."""
     tensors = tensors_in([*values, *named.values()])
     places = {cut[id(x)] - x.dim() for x in tensors if id(x) in cut}
     if len(places) != 1:
@@ -131,7 +132,7 @@ def _same_dim(results: Sequence[Any], dim: int) -> dict[int, int]:
 
 
 def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, int]:
-    """The first operand and its dim; no other tensor may be cut."""
+    """Return the first operand and its cut dim; no other tensor may be cut."""
     x, *rest = tensors_in([*values, *named.values()])
     if id(x) not in cut or any(id(r) in cut for r in rest):
         raise Dependent("another operand than the first is cut")
@@ -139,7 +140,7 @@ def _first_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[Tensor, i
 
 
 def _along(default: int | None, position: int = 1) -> Rule:
-    """Works along one dim, operand `position` or `dim`; independent along all others."""
+    """Rule of ops along one dim, operand `position` or `dim`: independent along all others."""
 
     def rule(
         values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
@@ -155,7 +156,7 @@ def _along(default: int | None, position: int = 1) -> Rule:
 
 
 def _leading(inner: int) -> Rule:
-    """Works on the last `inner` dims; all before them are independent."""
+    """Rule of ops on the last `inner` dims: independent along all before them."""
 
     def rule(
         values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
@@ -169,7 +170,7 @@ def _leading(inner: int) -> Rule:
 
 
 def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
-    """x: [N, C, ...], N independent."""
+    """Rule of ops on x: [N, C, ...], independent along N."""
     x, dim = _first_cut(values, named, cut)
     if dim != 0 or x.dim() < 3 or any(r.dim() != x.dim() for r in tensors_in(results)):
         raise Dependent("works along what is cut")
@@ -179,7 +180,7 @@ def _batch(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 def _convolution(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """As `_batch`, if there is a batch."""
+    """Like `_batch`, if there is a batch."""
     x, weight, *_ = tensors_in([*values, *named.values()])
     if x.dim() != weight.dim():
         raise Dependent("there is no batch")
@@ -189,7 +190,7 @@ def _convolution(
 def _channels(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """x: [N, C, ...], C independent, as that of weights and statistics is."""
+    """Rule of ops on x: [N, C, ...] whose weights and statistics are cut along C, too."""
     x, *others = tensors_in([*values, *named.values()])
     if cut.get(id(x)) != 1 or x.dim() < 2:
         raise Dependent("takes the whole batch")
@@ -200,7 +201,7 @@ def _channels(
 
 
 def _all_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[list[Tensor], int]:
-    """All operands, which are cut along the same dim, counted from the front."""
+    """Return all operands and the common dim along which they are cut, counted from the front."""
     tensors = tensors_in([*values, *named.values()])
     dims = {cut[id(x)] for x in tensors if id(x) in cut}
     if len(dims) != 1:
@@ -218,7 +219,7 @@ def _all_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[list[Tensor
 def _systems(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """Matrices in the last two dims of all operands."""
+    """Rule of ops on matrices in the last two dims of all operands."""
     tensors, dim = _all_cut(values, named, cut)
     if len({x.dim() for x in tensors}) != 1 or dim >= tensors[0].dim() - 2:
         raise Dependent("works along what is cut")
@@ -228,7 +229,7 @@ def _systems(
 def _batches(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """[N, …], N independent, of all operands."""
+    """Rule of ops on [N, …] operands, independent along N."""
     if _all_cut(values, named, cut)[1] != 0:
         raise Dependent("works along what is cut")
     return _same_dim(results, 0)

@@ -51,31 +51,31 @@ class Call:
 def scratch(
     op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, on_host: bool
 ) -> int | None:
-    """See the module's text. `on_host`: by the CPU, else by a GPU."""
+    """Return the bound in bytes, None for unknown ops. `on_host`: by the CPU, else by a GPU."""
     call = Call([*args, *kwargs.values()], result, on_host)
     bound = _bound(op)
     return 0 if not (call.given and call.made) else None if bound is None else bound(call)
 
 
 def largest_operand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Its bytes."""
+    """Return the bytes of the largest operand."""
     return max(map(nbytes, tensors_in([*args, *kwargs.values()])), default=0)
 
 
 def rounded(asked_bytes: int) -> int:
-    """The least block that PyTorch's allocator for GPUs hands out for a tensor."""
+    """Return the block size that PyTorch's GPU allocator uses for these bytes."""
     return -(-asked_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def nbytes(x: Tensor) -> int:
-    """Of the elements, not of what they lie in."""
+    """Return the bytes of the elements, not of the storage."""
     return x.numel() * x.itemsize
 
 
 @functools.cache
 def _bound(op: Any) -> Bound | None:
-    """By its name as it is, in place, of a gradient, of any number of dims: the first that is in
-    the table. Views take nothing; of ops of others nothing is known."""
+    """Return the bound by op name: as it is, without the suffix of in-place or backward forms, or
+    without the number of dims. Views take nothing; custom ops are unknown."""
     if op.namespace not in _OURS:
         return None
     name = op.overloadpacket.__name__
@@ -96,7 +96,7 @@ def _nothing(_: Call) -> int:
 
 
 def _converted(call: Call) -> int:
-    """What is not of the widest dtype; masks, and all that GPUs read, are converted one by one."""
+    """Return the bytes of operands converted to the widest dtype."""
     wide = [x for x in call.given + call.made[:1] if x.dim() and x.dtype is not torch.bool]
     if not call.on_host or not wide:
         return 0
@@ -105,12 +105,13 @@ def _converted(call: Call) -> int:
 
 
 def _in_order(call: Call) -> int:
-    """Copies of operands that do not lie in order, contiguous or with channels last."""
+    """Return the bytes of copies of operands that are neither contiguous nor channels-last."""
     return sum(nbytes(x) for x in call.given if not layouts.is_dense(x))
 
 
 def _copies(times: int, places: int = 0) -> Bound:
-    """Of the largest operand, and so many places for each element."""
+    """Return a bound of some copies of the largest operand, and of some indices for each
+    element."""
 
     def bound(call: Call) -> int:
         x = max(call.given, key=nbytes)
@@ -124,18 +125,18 @@ def _on(host: Bound, gpu: Bound) -> Bound:
 
 
 def _halves(call: Call) -> int:
-    """Half precision in single."""
+    """Return the bytes of half-precision operands in single precision."""
     return sum(_SINGLE * x.numel() for x in call.given if x.is_floating_point() and x.itemsize < 4)
 
 
 def _widened(call: Call) -> int:
-    """The operand in the dtype that is summed in."""
+    """Return the bytes of the operand in the accumulation dtype."""
     x, y = call.given[0], call.made[0]
     return max(_halves(call), x.numel() * y.itemsize * (x.dtype is not y.dtype))
 
 
 def _parts(call: Call) -> int:
-    """What the threads of a GPU leave."""
+    """Return the bytes of partial results of GPU threads."""
     return min(2 * nbytes(call.given[0]), _PARTS_BYTES) + _in_order(call)
 
 
