@@ -74,6 +74,9 @@ def _spread_keywords(c: Context, node: ast.expr) -> dict[str, Node]:
     return {str(k): v for k, v in zip(keys, maker.operands[1::2], strict=True)}
 
 
+REST = "**"  # stands for a keyword in `handed_on`
+
+
 def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence[Value]) -> Value:
     """All arguments as one list, some being lists of unknown length: `x.view(*x.shape[:1], -1)`."""
     parts: list[Value] = []
@@ -89,7 +92,8 @@ def forwarded_call(
     parameters: Iterable[inspect.Parameter],
     arguments: Sequence[Value],
 ) -> Call:
-    """The call of a function with the arguments that the whole program was given."""
+    """The call of a function with the arguments that the whole program was given; `**options` goes
+    on as one dict."""
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=[])
     for value, parameter in zip(arguments, parameters, strict=True):
@@ -99,10 +103,8 @@ def forwarded_call(
         elif parameter.kind is parameter.KEYWORD_ONLY:
             call.keywords[value.name] = found
         elif parameter.kind is parameter.VAR_KEYWORD:
-            given = value.type.key if isinstance(value.type, t.DictType) else t.NEVER
-            if given == t.NEVER:
-                continue  # there are none
-            raise c.error(node, f"`**{value.name}` of a method is not compiled", "names")
+            if value.type != t.DictType(t.NEVER, t.NEVER):  # there are some
+                call.keywords[REST] = found
         else:
             call.args.append(found)
     return call
@@ -138,6 +140,9 @@ def bind_python(
                 values[key] = c.builder.tuple_make([c.as_value(v, node) for v in rest])
         elif parameter.kind is parameter.VAR_KEYWORD:
             named = cast("dict[str, Node]", values.get(key, {}))
+            if REST in named:
+                values[key] = named[REST]
+                continue
             keys = [c.const(k) for k in named]
             values[key] = make_dict(c, keys, [c.as_value(v, node) for v in named.values()])
         elif key not in values:

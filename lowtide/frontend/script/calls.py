@@ -27,7 +27,7 @@ from lowtide.frontend.script import classes, constructing, methods
 from lowtide.frontend.script.arguments import bind_python, check_count, compile_arguments
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
 from lowtide.frontend.script.cached_functions import cached_call
-from lowtide.frontend.script.comprehensions import decided_early
+from lowtide.frontend.script.comprehensions import decided_early, first_of
 from lowtide.frontend.script.context import Context, expression, link
 from lowtide.frontend.script.context_managers import context_manager
 from lowtide.frontend.script.decorators import MODIFIER, modifier
@@ -81,6 +81,8 @@ def compile_call(c: Context, node: ast.Call) -> Node:
                 return decided_early(c, node, generator, callee.obj is any)
             case _:
                 pass
+    if isinstance(callee, PythonObject) and callee.obj is next:
+        return first_of(c, node)
     call = compile_arguments(c, node)
     if type(callee) in CALL_OF:
         return CALL_OF[type(callee)](c, callee, call)

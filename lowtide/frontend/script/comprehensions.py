@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
+from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.displays import list_of_nodes, run_over, settled
 from lowtide.frontend.script.expressions import make_dict
@@ -20,7 +21,7 @@ from lowtide.frontend.script.iteration import Iteration, iterate, static_length
 from lowtide.frontend.script.loops import loop_over
 from lowtide.frontend.script.mutation import named_inside
 from lowtide.frontend.script.node_tables import CALL_OF
-from lowtide.frontend.script.nodes import Call, LocalFunction, Node
+from lowtide.frontend.script.nodes import Call, LocalFunction, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign, widen
 from lowtide.ir import types as t
@@ -51,17 +52,77 @@ def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_an
     if named_inside(generator):
         raise c.error(generator, "`:=` in a generator is not compiled", "a `for` loop")
     decides = generator.elt if is_any else ast.UnaryOp(ast.Not(), generator.elt)
-    body: list[ast.stmt] = [ast.If(decides, [ast.Return(ast.Constant(is_any))], [])]
-    for part in reversed(generator.generators):
+    found = ast.If(decides, [ast.Return(ast.Constant(is_any))], [])
+    otherwise = ast.Return(ast.Constant(not is_any))
+    return _searched(c, node, generator.generators, found, otherwise, [])
+
+
+def first_of(c: Context, node: ast.Call) -> Node:
+    """`next(iterator, default)` of an iterator that is made in the call.
+
+    next(x for x in xs if x > 0)  →  for x in xs:
+                                         if x > 0: return x
+                                     raise StopIteration"""
+    match node.args:
+        case [ast.GeneratorExp(element, generators), *default] if not named_inside(node.args[0]):
+            pass
+        case [ast.Call(callee) as made, *default] if _makes_iterator(c, made, callee):
+            over = made.args[0] if _is(c, callee, iter) else made
+            element, target = ast.Name(_FIRST, ast.Load()), ast.Name(_FIRST, ast.Store())
+            generators = [ast.comprehension(target, over, [], 0)]
+        case _:
+            raise c.error(
+                node,
+                "next() is compiled only of an iterator that is made in the call",
+                "a `for` loop that ends at its first element",
+            )
+    if len(default) > 1 or node.keywords:
+        raise c.error(node, "next() takes an iterator and a default", "these")
+    none: ast.stmt = ast.Raise(ast.Name("StopIteration", ast.Load()))
+    if default:
+        none = ast.Return(ast.Name(_DEFAULT, ast.Load()))
+    found = ast.Return(element)
+    return _searched(c, node, generators, found, none, [c.expr(d) for d in default])
+
+
+def _is(c: Context, callee: ast.expr, builtin: object) -> bool:
+    found = c.callee(callee)
+    return isinstance(found, PythonObject) and found.obj is builtin
+
+
+def _makes_iterator(c: Context, made: ast.Call, callee: ast.expr) -> bool:
+    if isinstance(callee, ast.Attribute):
+        in_parts = callee.attr.removeprefix("named_") in _PARTS
+        return in_parts and isinstance(c.expr(callee.value), ModuleRef)
+    return any(_is(c, callee, x) for x in _LAZY) or (_is(c, callee, iter) and len(made.args) == 1)
+
+
+_FIRST, _DEFAULT = "_first_of_all", "_where_there_is_none"
+_LAZY = (enumerate, filter, map, reversed, zip)
+_PARTS = ("buffers", "parameters")
+
+
+def _searched(
+    c: Context,
+    node: ast.Call,
+    generators: Sequence[ast.comprehension],
+    found: ast.stmt,
+    otherwise: ast.stmt,
+    default: list[Node],
+) -> Node:
+    """Loops over what a generator runs over, with `found` in the innermost, then `otherwise`."""
+    body: list[ast.stmt] = [found]
+    for part in reversed(generators):
         for test in reversed(part.ifs):
             body = [ast.If(test, body, [])]
         body = [ast.For(part.target, part.iter, body, [])]
-    body.append(ast.Return(ast.Constant(not is_any)))
-    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    function = ast.FunctionDef("<genexpr>", none, body, [])
-    ast.fix_missing_locations(ast.copy_location(function, generator))
+    body.append(otherwise)
+    args = [ast.arg(_DEFAULT) for _ in default]
+    taken = ast.arguments(posonlyargs=[], args=args, kwonlyargs=[], kw_defaults=[], defaults=[])
+    function = ast.FunctionDef("<genexpr>", taken, body, [])
+    ast.fix_missing_locations(ast.copy_location(function, node.args[0]))
     local = LocalFunction(function, c.frame, {})
-    return CALL_OF[LocalFunction](c, local, Call(node=node, args=[]))
+    return CALL_OF[LocalFunction](c, local, Call(node=node, args=default))
 
 
 @expression(ast.SetComp)
@@ -174,3 +235,6 @@ def _where(c: Context, tests: Sequence[ast.expr], body: Callable[[], None]) -> N
     first, *more = tests
     condition = truth(c, first, c.value(first))
     branch_on(c, first, condition, lambda: _where(c, more, body), lambda: None)
+
+
+BUILTINS[next] = lambda c, call: first_of(c, call.node)

@@ -30,6 +30,7 @@ from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators
+from lowtide.frontend.script.arguments import REST
 from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
@@ -162,6 +163,8 @@ def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
     """The arguments of a call as operands, keywords last, and the keywords' names."""
     if call.unpacked:
         raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
+    if REST in call.keywords:
+        raise c.error(call.node, "`**` of a dict that is made elsewhere", "the keywords one by one")
     given = [*call.args, *call.keywords.values()]
     return [operand(c, call, a) for a in given], tuple(call.keywords)
 

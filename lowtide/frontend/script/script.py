@@ -178,6 +178,8 @@ def _parameter_type(
             return OptionalType(t.TENSOR)
     if parameter.kind is parameter.VAR_POSITIONAL:
         return given or TupleType(())
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return given or t.DictType(t.NEVER, t.NEVER)
     return given or t.TENSOR
 
 

@@ -245,3 +245,27 @@ _EVENS = range(0, 8, 2)
 def a_range_from_outside(n: int):
     found = [i * n for i in _EVENS]
     return found, n in _EVENS, _EVENS[1:], len(_EVENS), _EVENS.stop, _EVENS.index(4), sum(_EVENS)
+
+
+@program(
+    calls=lambda: [([1, 5, 0],), ([4, 2],), ([0],), ([],)],
+    raises=(StopIteration, ZeroDivisionError),
+    torchscript=False,
+)
+def the_next_one(xs: List[int]):
+    i = 7
+    large = next((i for i, v in enumerate(xs) if v > 3), i)
+    both = next(zip(xs, reversed(xs)), None)
+    return i, large, both, next(iter(xs)), next(10 // v for v in xs)
+
+
+@module_program(args=lambda: (torch.ones(2, dtype=torch.int32),), torchscript=False)
+class FirstParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2).double()
+
+    def forward(self, x: Tensor):
+        first = next(self.parameters())
+        name, bias = next((n, p) for n, p in self.named_parameters() if p.dim() == 1)
+        return x.to(first.dtype).sum(), name, bias.shape, next(self.buffers(), None)

@@ -438,3 +438,19 @@ class ConvNet(nn.Module):
         return self.pool(z).flatten(1), F.interpolate(
             z, size=x.shape[-2:], mode="bilinear", align_corners=False
         )
+
+
+@module_program(
+    calls=lambda: [
+        (torch.ones(2),),
+        call(torch.ones(2), scale=3),
+        call(torch.ones(2), scale=3, bias=torch.ones(2)),
+    ],
+    torchscript=False,
+)
+class Options(nn.Module):
+    def forward(self, x: Tensor, **options):
+        y = x * options.get("scale", 2)
+        if "bias" in options:
+            y = y + options["bias"]
+        return y, sorted(options)
