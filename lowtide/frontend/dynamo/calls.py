@@ -38,7 +38,7 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments, nodes replaced by their values, and the type of what is given back."""
+    """A call node: its arguments with nodes replaced by values, and the type of the result."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Call:
 
 
 def call_function(known: Known, target: Any, call: Call) -> Result:
-    """A call of a Python function."""
+    """Return the value of a call of a Python function."""
     args = call.args
     first: Type | None = args[0].type if args and isinstance(args[0], Value) else None
     if target is operator.getitem and first is not None:
@@ -72,7 +72,7 @@ def call_function(known: Known, target: Any, call: Call) -> Result:
 
 
 def call_method(known: Known, name: str, call: Call) -> Result:
-    """A call of a method of the first argument."""
+    """Return the value of a call of a method of the first argument."""
     receiver = call.args[0]
     if not isinstance(receiver, Value) or receiver.type != t.TENSOR:
         operands, kwnames = _operands(known, call)
@@ -94,7 +94,7 @@ def call_method(known: Known, name: str, call: Call) -> Result:
 
 
 def torch_call(known: Known, source: str, call: Call) -> Result:
-    """A call of a PyTorch function by its source name."""
+    """Return the value of a call of a PyTorch function, given by its source name."""
     builder = known.builder
     values = [encode(known, a) for a in call.args]
     named = {k: encode(known, a) for k, a in call.kwargs.items()}
@@ -114,7 +114,7 @@ def torch_call(known: Known, source: str, call: Call) -> Result:
 
 
 def _spread(result: Type) -> Sequence[Type]:
-    """A tuple of several tensors is as many results."""
+    """Return a tuple of several tensors as that many results."""
     if isinstance(result, TupleType) and len(result.elems) > 1:
         return result.elems
     return [result]

@@ -50,13 +50,13 @@ from lowtide.torch_private.graph_capture import (
 
 
 class NotConverted(Exception):
-    """PyTorch has to run the graph; the text says why."""
+    """PyTorch must run the graph; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphProgram:
-    """`arguments`: which of the graph's inputs the function takes, in order; `captured`: what goes
-    to its captured parameters. `sets_grad`: it switches the recording of gradients."""
+    """`arguments`: the graph's inputs that the function takes, in order. `captured`: the values of
+    its captured parameters. `sets_grad`: the graph switches the recording of gradients."""
 
     function: Function
     arguments: tuple[int, ...]
@@ -65,7 +65,7 @@ class GraphProgram:
 
 
 def convert(module: fx.GraphModule) -> GraphProgram:
-    """See the module's text; raises NotConverted."""
+    """Return the program of a captured graph. Raises NotConverted."""
     why = refusal(module.graph.nodes)
     if why:
         raise NotConverted(why)
@@ -90,7 +90,7 @@ def convert(module: fx.GraphModule) -> GraphProgram:
 
 
 class _Writer:
-    """Satisfies `encode.Known`; see the module's text."""
+    """Writes the Function. Satisfies the protocol `encode.Known`."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
@@ -108,17 +108,17 @@ class _Writer:
     # -- what encoding asks --
 
     def tensor(self, tensor: torch.Tensor) -> Value:
-        """A tensor that stands in the graph itself."""
+        """Return the value of a tensor that is stored in the graph."""
         return self.capture(tensor, f"constant{len(self.objects)}")
 
     data = tensor
 
     def number(self, number: Any) -> Value | None:
-        """No number of a graph has a memory."""
+        """Return None: numbers of a graph are not traced."""
         return None
 
     def capture(self, found: Any, path: str) -> Value:
-        """A captured parameter for an object, one for each."""
+        """Return the captured parameter for an object, one for each object."""
         for known, value in zip(self.objects, self._captured, strict=True):
             if known is found:
                 return value
@@ -132,7 +132,7 @@ class _Writer:
     # -- nodes --
 
     def placeholder(self, node: fx.Node) -> Value:
-        """The parameter of an input."""
+        """Return the parameter for an input."""
         example = example_of(node)
         value = Value(_short(node.name), type_of_example(example))
         self._values[node] = value
@@ -154,7 +154,7 @@ class _Writer:
                     self._values[node] = emit(self.builder, bound)[0]
 
     def nodes(self, nodes: Iterator[fx.Node], opener: fx.Node | None = None) -> None:
-        """Adds the ops of nodes, up to the end of the block that `opener` has begun."""
+        """Add the ops of nodes, up to the end of the block that `opener` began."""
         for node in nodes:
             if node.target is ENTER_AUTOCAST:
                 self._autocast(node, nodes)
@@ -168,7 +168,7 @@ class _Writer:
             raise NotConverted("a block of autocast that does not end in the graph")
 
     def _autocast(self, node: fx.Node, nodes: Iterator[fx.Node]) -> None:
-        """A `with`: what it computes or changes, and later nodes take, comes out of it."""
+        """Add a `with` block. Its results are the values that later nodes use."""
         build = self.builder
         build.loc = place_of(node)
         operands = [encode(self, x) for x in node.args]
@@ -186,7 +186,7 @@ class _Writer:
         self._values.update(zip(ends, found.results, strict=True))
 
     def node(self, node: fx.Node) -> None:
-        """Adds the ops of a node."""
+        """Add the ops of a node."""
         if node.op == "placeholder":
             return
         self._seen.add(node)
@@ -230,13 +230,13 @@ class _Writer:
         self._values[node] = result
 
     def _body(self, node: fx.Node) -> fx.Graph:
-        """The graph that a node calls."""
+        """Return the graph that a node calls."""
         (body, *_) = cast("tuple[fx.Node, ...]", node.args)
         return cast("fx.Graph", _attribute(self.module, str(body.target)).graph)
 
     def _checkpoint(self, node: fx.Node) -> Value:
-        """A tuple of what the graph gives, computed in a block that is run again for its gradients,
-        as in `frontend/script/checkpoints`."""
+        """Return a tuple of the called graph's results, computed in a block that the backward pass
+        recomputes, as in `frontend/script/checkpoints`."""
         build, loc, outer = self.builder, self.builder.loc, self.module
         operands = [encode(self, self._resolved(a)) for a in node.args[1:]]
         early = [build.const(node.kwargs.get("use_reentrant") is False)]
@@ -272,7 +272,8 @@ class _Writer:
         ).result
 
     def _resolved(self, x: Any) -> Any:
-        """An argument with values for nodes, dicts and what IR has no constant for."""
+        """Return an argument with values in place of nodes, dicts, and objects without a constant
+        in IR."""
         if isinstance(x, fx.Node):
             return self._values[x]
         if isinstance(x, slice):
@@ -294,7 +295,7 @@ class _Writer:
         return self.builder.emit("dict.make", flat, [type_]).result
 
     def function(self, placeholders: Sequence[Value]) -> Function:
-        """The whole program, checked and tidied."""
+        """Return the whole program, verified and simplified."""
         if self.result is None:
             raise NotConverted("a graph without an output")
         end = self.builder.emit("return", [self.result])
@@ -310,15 +311,15 @@ class _Writer:
 
 
 def _may_be_differentiated(module: fx.GraphModule) -> bool:
-    """Whether Python, which runs the rest of the function, may ask for the gradient of one result
-    with respect to another."""
+    """Whether the Python code after the graph may ask for the gradient of one result with respect
+    to another."""
     (output,) = module.graph.find_nodes(op="output")
     examples = map(example_of, output.all_input_nodes)
     return breaks(module) and sum(getattr(x, "requires_grad", False) for x in examples) > 1
 
 
 def _short(name: str) -> str:
-    """`l_x_`, as the capture calls an argument x, without the marks."""
+    """Return the argument's name without the marks of the capture: `x` for `l_x_`."""
     return name[2:].strip("_") or name if name.startswith("l_") else name
 
 
@@ -339,7 +340,7 @@ _SYMBOLIC: dict[type, Type] = {
 
 
 def type_of_example(example: Any) -> Type:
-    """The type of the value that the capture has an example of."""
+    """Return the IR type of an example value."""
     if isinstance(example, torch.Tensor):
         return t.TENSOR
     known = _SYMBOLIC.get(example.__class__)

@@ -25,7 +25,7 @@ _NAMES: Final = ("_enter", "enter_", "_exit", "exit_", "_push", "_pop", "_set_",
 
 
 def refusal(nodes: Iterable[Any]) -> str:
-    """See the module's text."""
+    """Return why PyTorch must run the graph, "" if it need not."""
     for node in nodes:
         if is_wrapped(example_of(node)):
             return f"`{node.name}` is a tensor inside a torch.func transform"

@@ -34,7 +34,7 @@ _PLAIN_FUNCTIONS: Final = (
 
 
 def number_op(target: object) -> str | None:
-    """The op on Python values that a function is, if it is one."""
+    """Return the op on Python values for this function, None if there is none."""
     name = str(getattr(target, "__name__", ""))
     if getattr(torch, name, None) is target:
         return _SYM.get(name)
@@ -52,7 +52,8 @@ def number_op(target: object) -> str | None:
 
 
 def source_of(target: Any) -> tuple[str, bool] | None:
-    """The source name of a function of tensors, and whether the first two operands are swapped."""
+    """Return the source name of a function of tensors, and whether its first two operands are
+    swapped."""
     if not isinstance(target, _PLAIN_FUNCTIONS):
         return None  # an object that is called
     name = str(getattr(target, "__name__", ""))

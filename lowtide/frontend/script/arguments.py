@@ -65,7 +65,7 @@ def compile_arguments(c: Context, node: ast.Call) -> Call:
 
 
 def _spread_keywords(c: Context, node: ast.expr) -> dict[str, Node]:
-    """`**{"dim": 1}`: the keywords of a dict that is in sight."""
+    """Return the keywords of `**{"dim": 1}`, a dict that is made in this function."""
     given = c.value(node)
     maker = c.builder.makers.get(given)
     if maker is None or maker.name != "dict.make" or given in c.builder.changed:
@@ -78,7 +78,8 @@ REST = "**"  # stands for a keyword in `handed_on`
 
 
 def _one_list(c: Context, node: ast.Call, args: Sequence[Node], spread: Sequence[Value]) -> Value:
-    """All arguments as one list, some being lists of unknown length: `x.view(*x.shape[:1], -1)`."""
+    """Return all arguments as one list, some being lists of unknown length: `x.view(*x.shape[:1],
+    -1)`."""
     parts: list[Value] = []
     for arg in args:
         value = c.as_value(arg, node)
@@ -92,8 +93,7 @@ def forwarded_call(
     parameters: Iterable[inspect.Parameter],
     arguments: Sequence[Value],
 ) -> Call:
-    """The call of a function with the arguments that the whole program was given; `**options` goes
-    on as one dict."""
+    """Return the call of a function with the arguments of the whole program."""
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=[])
     for value, parameter in zip(arguments, parameters, strict=True):
@@ -111,7 +111,7 @@ def forwarded_call(
 
 
 def check_count(c: Context, call: Call) -> None:
-    """Raises CompileError where it is not known how many arguments there are."""
+    """Raises CompileError if the number of arguments is unknown."""
     if call.unpacked:
         raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
 
@@ -124,7 +124,7 @@ def bind_python(
     args: Sequence[Node],
     keywords: Mapping[str, Node],
 ) -> dict[str, Node]:
-    """What goes to each parameter, defaults included; raises CompileError."""
+    """Return the node for each parameter, defaults included. Raises CompileError."""
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
@@ -151,8 +151,7 @@ def bind_python(
 
 
 def _told(problem: str, signature: inspect.Signature, keywords: Mapping[str, Node]) -> str:
-    """What does not fit: first a keyword that is not known, as Python says it; `bind` tells of one
-    only where nothing else is wrong."""
+    """Return the error of `bind`. An unknown keyword is reported first, as Python does."""
     parameters = signature.parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return problem
@@ -164,7 +163,8 @@ def _told(problem: str, signature: inspect.Signature, keywords: Mapping[str, Nod
 
 
 def default_value(c: Context, node: ast.AST, name: str, found: object) -> Node:
-    """A parameter's or a field's default: a Python object, or a node of a local function."""
+    """Return the default of a parameter or field: a Python object, or a node of a local
+    function."""
     if isinstance(found, torch.Tensor):
         return capture_default(c, name, found)
     c.assumed.note_held(name, found)

@@ -1,7 +1,7 @@
 """Tries to compile a part of the source, where there is an alternative if it fails.
 
-In: a function that compiles something. Out: what it gives, or its CompileError, with the ops,
-frames and variables that it left behind taken away again.
+In: a function that compiles something. Out: its result, or its CompileError. After an error, the
+ops, frames and variables that it added are removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Other = TypeVar("Other")
 
 
 def attempt(c: Context, compile_it: Callable[[], Result]) -> Result | CompileError:
-    """What `compile_it` gives, or why it does not compile."""
+    """Return the result of `compile_it`, or its CompileError."""
     block, variables = c.builder.block, dict(c.frame.vars)
     op_count, depth, captured = len(block.ops), len(c.frames), len(c.captured)
     assumed, known, seen, calls = c.assumed, len(c.assumed.found), len(c.assumed.log), len(c.opaque)
@@ -40,8 +40,8 @@ def attempt_or(
     otherwise: Callable[[str], Other],
     is_theirs: Callable[[str], bool],
 ) -> Result | Other:
-    """`compile_it`; `otherwise`, given why, where a file that `is_theirs` does not compile: not
-    the user's own code, whose CompileError is raised."""
+    """Return the result of `compile_it`, or of `otherwise`, given the error. An error in the user's
+    own code is raised; `is_theirs` tells whether a file is a library's."""
     found = attempt(c, compile_it)
     if not isinstance(found, CompileError):
         return found

@@ -1,6 +1,6 @@
 """Python's builtins, and the functions of the language itself.
 
-In: a call of a builtin. Out: ops on Python values, or something the compiler takes apart (a range).
+In: a call of a builtin. Out: ops on Python values, or a compile-time node such as a range.
 `BUILTINS` is the table: the Python object → who compiles its call.
 """
 
@@ -46,7 +46,8 @@ def _values(c: Context, call: Call) -> list[Value]:
 
 
 def _py(op_name: str, torch_source: str = "") -> Builtin:
-    """The op on Python values; on tensors the PyTorch function, if one is named."""
+    """Compile a call as the op on Python values, or on tensors as the PyTorch function, if one is
+    given."""
 
     def compile_builtin(c: Context, call: Call) -> Node:
         values = _values(c, call)
@@ -58,13 +59,13 @@ def _py(op_name: str, torch_source: str = "") -> Builtin:
 
 
 def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
-    """An int, if that is known only at run time: Python tells if it is none."""
+    """Return the value as an int; if its type is unknown, checked at run time."""
     return c.py(node, "py.index", value) if _may_be_count(value.type) else value
 
 
 def _may_be_count(type_: t.Type) -> bool:
-    """Whether it is a tensor, or of a class whose objects stand for an int, as NumPy's integers
-    do, or known only at run time."""
+    """Whether the value may stand for an int: a tensor, an object with `__index__` such as NumPy's
+    integers, or a value of unknown type."""
     has_index = hasattr(classes.class_of(type_), "__index__")
     return t.is_dynamic(type_) or t.is_tensor(type_) or type_ == t.NUMBER or has_index
 
@@ -138,7 +139,7 @@ def _len(c: Context, call: Call) -> Node:
 
 
 def _text(op_name: str, *methods: str) -> Builtin:
-    """`str(x)`, `repr(x)`: of an object, by its own method."""
+    """Compile `str(x)` and `repr(x)`; for an object, by its own method."""
 
     def compile_text(c: Context, call: Call) -> Node:
         values = _values(c, call)
@@ -170,7 +171,8 @@ def _true(c: Context, call: Call) -> Node:
 
 
 def _false(c: Context, call: Call) -> Node:
-    """torch.compile and torch.export do not see compiled code: they get its Python function."""
+    """Return False: compiled code is invisible to torch.compile and torch.export, which get the
+    Python function."""
     return c.const(False)
 
 
@@ -212,7 +214,7 @@ def _complex(c: Context, call: Call) -> Node:
 
 
 def _assert(c: Context, call: Call) -> Node:
-    """PyTorch's `assert` as a function: of a condition and a message."""
+    """Compile PyTorch's assert functions, of a condition and a message."""
     if len(call.args) != 2 or call.keywords:
         raise c.error(
             call.node, f"{private_names.ASSERT} takes a condition and a message", "`assert`"
@@ -225,7 +227,7 @@ def _assert(c: Context, call: Call) -> Node:
 
 
 def _unwrap_optional(c: Context, call: Call) -> Node:
-    """torch.jit's function that gives x, which is not None."""
+    """Compile torch.jit's function that returns x and raises if it is None."""
     (value,) = _values(c, call)
     held = c.py(call.node, "py.is_not", value, c.const(None))
     if c.constant(held) is not True:
@@ -298,7 +300,7 @@ _KEYWORDS: dict[object, tuple[str, ...]] = {
 
 
 def take_keywords(c: Context, obj: object, call: Call) -> None:
-    """Puts keywords in their positions; raises CompileError for those that Python does not take."""
+    """Move keywords to their positions. Raises CompileError for unknown ones."""
     for name in _POSITIONS.get(obj, ())[len(call.args) :]:
         if name not in call.keywords:
             break

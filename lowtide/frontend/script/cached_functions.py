@@ -1,7 +1,7 @@
 """Calls of functions under `functools.lru_cache`.
 
-In: the cached function, and a call. Out: its body, where nobody can tell that from what the cache
-has; else the call, left to Python, whose cache it is.
+In: the cached function, and a call. Out: the inlined body, if its result cannot be told from the
+cached one; else a call by Python, which uses its cache.
 
     @lru_cache                               @lru_cache
     def squared(n): return n * n             def mask(n): return torch.ones(n).tril()
@@ -29,7 +29,7 @@ _SEEN: Final = ~(Effects.MAKES | Effects.RAISES)
 
 
 def cached_call(c: Context, obj: Any, fn: FunctionType, call: Call) -> Node:
-    """`obj(args)`, `fn` being the function whose results it keeps."""
+    """Return the result of `obj(args)`, where `fn` is the cached function."""
     from lowtide.frontend.script import left_to_python  # it reads modules that read this one
 
     outer, start = c.assumed, len(c.builder.block.ops)
@@ -64,6 +64,6 @@ def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def _is_seen(op: Op) -> bool:
-    """Whether it makes a difference how often the op runs, or when."""
+    """Whether it matters how often, or when, the op runs."""
     values = (*op.operands, *op.results)
     return bool(opdefs.effects_of(op) & _SEEN) or any(t.may_be_tensor(v.type) for v in values)

@@ -1,12 +1,12 @@
 """Calls: of PyTorch, of Python's builtins, of methods, and of other Python functions, which are
 inlined.
 
-In: a call's AST. Out: ops, or nothing but variables for a function known to the compiler.
+In: a call's AST. Out: the result's node, after the ops that compute it.
 
     torch.sum(x, dim=1)  →  torch.sum.dim    len(xs)  →  py.len    helper(x)  →  the helper's body
 
-Always holds: arguments are compiled from left to right, then the call; an inlined function sees its
-own globals and closure, and its ops carry its own places in the source.
+Invariant: arguments are compiled from left to right, then the call. An inlined function sees its
+own globals and closure, and its ops have source locations in it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def compile_call(c: Context, node: ast.Call) -> Node:
 
 
 def call_any(callee: Callable[..., object], *args: object, **keywords: object) -> object:
-    """`callee(*args)` of what only the run knows."""
+    """Compile a call of an object of unknown type: Python makes it."""
     return callee(*args, **keywords)
 
 
@@ -117,7 +117,7 @@ def _py_call(
 
 
 def _legacy_tensor(c: Context, cls: Any, call: Call) -> Node:
-    """`torch.FloatTensor(data)`, which is `torch.tensor` where the data say so."""
+    """Compile `torch.FloatTensor(data)` as `torch.tensor` if the data have the form for it."""
     values = [c.as_value(arg, call.node) for arg in call.args]
     match [value.type for value in values]:
         case [t.ListType(t.INT | t.FLOAT)] if not call.keywords and _is_float_on_cpu(cls):
@@ -132,7 +132,7 @@ def _is_float_on_cpu(cls: Any) -> bool:
 
 
 def _module_class(value: Value) -> type[torch.nn.Module] | None:
-    """The class of a module that is an argument, or an object's attribute."""
+    """Return the class of a module that is an argument, or an attribute of an object."""
     if not isinstance(value.type, ClassType):
         return None
     cls = python_objects.find(value.type.name)
@@ -142,8 +142,8 @@ def _module_class(value: Value) -> type[torch.nn.Module] | None:
 def _module_call(
     c: Context, module: torch.nn.Module | Value, cls: type[torch.nn.Module], call: Call
 ) -> Node:
-    """A module that is no part of the one that is compiled: Python calls it as it is then, with its
-    parameters, hooks and programs of its own."""
+    """Compile a call of a module outside the compiled one: Python makes it, with the module's
+    parameters, hooks and programs at that time."""
     from lowtide.frontend.script import left_to_python  # it reads this module
 
     gives = t.TENSOR if cls.__module__.startswith("torch.nn.") else t.ANY
@@ -293,7 +293,7 @@ def call_function(
     args: Sequence[Node],
     keywords: Mapping[str, Node] | None = None,
 ) -> Node:
-    """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
+    """Compile a call made by a builtin such as `map` or `sorted`."""
     call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
     if type(callee) not in CALL_OF:
         raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
@@ -339,7 +339,7 @@ def inline(
     unpacked: bool = False,
     owner: int = 0,
 ) -> Node:
-    """The body of a Python function, in place of its call; see `Context.inline`."""
+    """Inline the body of a Python function; see `Context.inline`."""
     if modifier(fn) in UNUSED:
         from lowtide.frontend.script import left_to_python  # it reads this module
 
@@ -382,7 +382,7 @@ def inline(
 def _recursion(
     c: Context, fn: FunctionType, node: ast.AST, args: Sequence[Node], keywords: Mapping[str, Node]
 ) -> Node:
-    """A call of a function by itself, which Python runs: how deep it goes is not known."""
+    """Compile a recursive call: Python makes it, since its depth is unknown."""
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=list(args), keywords=dict(keywords))
     return _py_call(c, fn, call)

@@ -22,7 +22,8 @@ from lowtide.ir.types import Type
 
 
 def capture(c: Context, root: object, path: str, type_: Type) -> Value:
-    """The captured parameter for what lies at `path` from `root`, a module or a dict of globals."""
+    """Return the captured parameter for the object at `path` from `root`, a module or a dict of
+    globals."""
     whole = f"@{python_objects.name_of(root)}|{path}"
     if c.modules is not None:
         known = c.modules.capture(whole, None, type_)
@@ -36,14 +37,15 @@ def capture(c: Context, root: object, path: str, type_: Type) -> Value:
 
 
 def capture_default(c: Context, name: str, tensor: object) -> Value:
-    """A default that is a tensor: the very object, which may be changed in place between calls."""
+    """Return the captured parameter for a default that is a tensor, which may be changed in place
+    between calls."""
     held = _defaults.setdefault((id(tensor), name), {name: tensor})
     return capture(c, held, name, t.TENSOR)
 
 
 def capture_object(c: Context, obj: object, type_: Type) -> Value:
-    """A global object of a class of the user's, which is assumed to stay the same one: what it
-    says of itself is asked at each call."""
+    """Return the captured parameter for a global object of a user's class. Its identity is assumed
+    to stay; its attributes are read at each call."""
     name = re.sub(r"\W", "_", type(obj).__name__).lower()
     return capture(c, _objects.setdefault(id(obj), {name: obj}), name, type_)
 

@@ -1,13 +1,13 @@
 """Modules and functions that are chosen at run time.
 
 In: a `Chosen`: `self.layers[i]`, `self.a if flag else self.b`, `f = relu if flag else tanh`. Out:
-an `if` for each that it may be, around what is done with it.
+one `if` for each candidate, around its use.
 
     self.blocks[name](x)  →  %y = if(%name == "a"): the ops of a
                                   else: if(%name == "b"): the ops of b
                                         else: raise(%name) {exception="KeyError"}
 
-Always holds: the index is computed once, where the choice stands.
+Invariant: the index is computed once, at the place of the choice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from lowtide.ir.core import Value
 def _one_of(
     c: Context, node: ast.AST, chosen: Chosen, compile_one: Callable[[Node], Node]
 ) -> Value:
-    """What `compile_one` gives for the one whose turn it is."""
+    """Compile one use for each candidate; return the result of the one that is chosen at run
+    time."""
     count = len(chosen.nodes)
 
     def from_member(k: int) -> Value:

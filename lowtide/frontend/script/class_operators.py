@@ -31,7 +31,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "
 
 
 def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -> Value | None:
-    """An operator of which an operand is an object; None if neither is."""
+    """Compile an operator if one operand is an object; return None if neither is."""
     if not any(isinstance(v.type, ClassType) for v in (left, right)):
         return None
     name = _DUNDERS[py_name]
@@ -58,8 +58,8 @@ def _is_derived(value: Value, other: Value) -> bool:
 def _operator_method(
     c: Context, node: ast.AST, own: Value, method: str, other: Value
 ) -> Value | None:
-    """What the method gives; None if there is none, if it gives NotImplemented, or if only the run
-    knows whether it does."""
+    """Return the method's result; None if there is no method, or if it returns NotImplemented, or
+    may return it."""
     fn = classes.method_of(own.type, method)
     if fn is None:
         return None
@@ -76,7 +76,8 @@ def _value_given(c: Context, node: ast.AST, own: Value, method: str, other: Valu
 
 
 def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:
-    """A builtin or operator on one object: `len(p)`, `-p`; None if there is no such method."""
+    """Compile a builtin or operator on one object: `len(p)`, `-p`; return None if it has no such
+    method."""
     if classes.method_of(operand.type, method) is None:
         return None
     return c.as_value(classes.call_method(c, node, operand, method, []), node)

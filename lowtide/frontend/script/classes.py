@@ -39,7 +39,7 @@ _ABSENT = object()
 
 
 def class_of(type_: Type) -> type[Any] | None:
-    """The Python class of values of this type, if it is a class type."""
+    """Return the Python class for a class type, None for other types."""
     if not isinstance(type_, ClassType):
         return None
     try:
@@ -50,7 +50,7 @@ def class_of(type_: Type) -> type[Any] | None:
 
 
 def enum_member(c: Context, member: enum.Enum) -> Value:
-    """A constant: a member of an enum, or several flags together."""
+    """Return a constant: a member of an enum, or several flags together."""
     name = python_objects.name_of(type(member))
     if member.name not in type(member).__members__:
         operands = [c.const(member.value)]
@@ -59,14 +59,14 @@ def enum_member(c: Context, member: enum.Enum) -> Value:
 
 
 def enum_lookup(c: Context, node: ast.AST, cls: type, by: str, key: Node) -> Node:
-    """The member of an enum by a name or value that the run knows."""
+    """Return the enum member for a name or value that is known at run time."""
     name = python_objects.name_of(cls)
     operands = [c.as_value(key, node)]
     return c.builder.emit("enum.get", operands, [ClassType(name)], enum=name, by=by).result
 
 
 def get_attribute(c: Context, node: ast.AST, base: Node, name: str) -> Node:
-    """`base.name` of an object."""
+    """Compile `base.name` of an object."""
     assert isinstance(base, Value)
     owner = base
     if isinstance(base.type, t.OptionalType):
@@ -108,9 +108,9 @@ def _read(c: Context, base: Value, name: str) -> Value:
 
 
 def as_found(c: Context, value: Value, *, by_class: bool = False) -> Value:
-    """The value as what a question is asked of: an attribute of an object may hold something else
-    than its class declares. Asked for None, the run looks; asked `by_class`, it does where Python
-    takes an int for a float, and `attr.get` raises for what else is not as declared."""
+    """Return the value as it is tested: an object's attribute may hold something other than its
+    class declares. A test for None is then made at run time. With `by_class`, so is a class test if
+    Python takes an int for a float; `attr.get` raises for anything else that was not declared."""
     maker = c.builder.makers.get(value)
     cls = class_of(maker.operands[0].type) if maker and maker.name == "attr.get" else None
     if cls is None or t.is_dynamic(value.type) or issubclass(cls, enum.Enum | torch.nn.Module):
@@ -122,7 +122,7 @@ def as_found(c: Context, value: Value, *, by_class: bool = False) -> Value:
 
 
 def set_attribute(c: Context, node: ast.AST, base: Node, value: Node) -> None:
-    """`base.name = value`, `node` being the target."""
+    """Compile `base.name = value`. `node`: the target."""
     assert isinstance(node, ast.Attribute)
     name = node.attr
     if isinstance(base, Value) and isinstance(base.type, t.OptionalType):
@@ -161,7 +161,7 @@ def _set_instead(base: Node) -> str:
 
 
 def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
-    """Remembers what an attribute holds; `[]` takes the type that the class declares."""
+    """Note the type of an attribute; `[]` takes the type that the class declares."""
     declared = _declared(owner, name)
     if declared is None:
         before = c.attributes.get((owner.name, name), t.NEVER)
@@ -171,7 +171,8 @@ def declare(c: Context, owner: ClassType, name: str, value: Value) -> None:
 
 
 def attribute_type(c: Context, owner: Type, name: str) -> Type:
-    """What an attribute holds: as declared, as seen assigned, as the class's default, else Any."""
+    """Return an attribute's type: as declared, as assigned so far, as the class's default, else
+    Any."""
     if not isinstance(owner, ClassType):
         return t.ANY
     seen = c.attributes.get((owner.name, name)) or _type_of_default(owner, name)
@@ -179,7 +180,7 @@ def attribute_type(c: Context, owner: Type, name: str) -> Type:
 
 
 def _type_of_default(owner: ClassType, name: str) -> Type:
-    """That of `class Config: scale = 1.0`; an instance may have a value of its own."""
+    """Return the type of `class Config: scale = 1.0`; an instance may override the value."""
     found = inspect.getattr_static(class_of(owner), name, None)
     return (t.type_of(found) or t.ANY) if isinstance(found, bool | int | float | str) else t.ANY
 
@@ -197,7 +198,7 @@ def _declared(owner: ClassType, name: str) -> Type | None:
 
 
 def annotations_of(cls: type) -> Mapping[str, object]:
-    """The fields that a class declares."""
+    """Return the fields that a class declares."""
     return {k: v for base in cls.__mro__ for k, v in inspect.get_annotations(base).items()}
 
 
@@ -206,7 +207,7 @@ def _is_assigned(c: Context, cls: type, name: str) -> bool:
 
 
 def _has_instance_attribute(c: Context, cls: type, name: str) -> bool:
-    """Whether anything says that instances have it; what is assigned outside is not known."""
+    """Whether the class declares or assigns it; assignments elsewhere are unknown."""
     known = name in annotations_of(cls) or _is_assigned(c, cls, name)
     return known or name in _assigned_in(cls)
 
@@ -238,7 +239,7 @@ _STDLIB = sysconfig.get_path("stdlib")  # an Enum's __str__, a dataclass's __rep
 
 
 def method_of(type_: Type, name: str) -> FunctionType | None:
-    """The method of this name with source that can be inlined."""
+    """Return the method of this name if its source can be inlined."""
     cls = class_of(type_)
     found = inspect.getattr_static(cls, name, None) if cls is not None else None
     if isinstance(found, classmethod):
@@ -257,7 +258,7 @@ def call_method(
     args: Sequence[Node],
     keywords: Mapping[str, Node] | None = None,
 ) -> Node:
-    """`receiver.name(args)`: inlined if there is source, else left to Python."""
+    """Compile `receiver.name(args)`: inlined if there is source, else called by Python."""
     fn = method_of(receiver.type, name)
     if fn is not None:
         first: Node = receiver
@@ -277,7 +278,7 @@ def call_method(
 
 
 def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
-    """What a loop over an object runs over: what Python's iterator gives, as a list."""
+    """Return the elements of a loop over an object: Python's iterator, as a list."""
     cls = class_of(value.type)
     if cls is None or not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
         return None
@@ -285,7 +286,7 @@ def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
 
 
 def entered_type(c: Context, manager: Type) -> Type:
-    """What `with manager as x` gives to x."""
+    """Return the type of x in `with manager as x`."""
     fn = method_of(manager, "__enter__")
     if fn is None:
         return t.ANY

@@ -36,7 +36,7 @@ _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.Gener
 
 
 def function_value(c: Context, node: ast.AST, callee: LocalFunction) -> Value:
-    """The Python function that a local one is."""
+    """Return the Python function for a local one."""
     frame = cast("Frame", callee.frame)
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     held: dict[str, Value] = {}
@@ -65,7 +65,7 @@ def _read_names(fn: ast.FunctionDef | ast.Lambda) -> set[str]:
 
 
 def _is_assigned_again(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
-    """Whether `outer` assigns the name behind the inner function, or in a loop around it."""
+    """Whether `outer` assigns the name after the inner function, or in a loop around it."""
     again = [outer] if _stores_behind(outer, fn, name) else []
     around = [n for n in ast.walk(outer) if isinstance(n, _LOOPS) and fn in ast.walk(n)]
     return bool(again) or any(name in _stored(loop) for loop in around)
@@ -85,7 +85,8 @@ def _stored(node: ast.AST) -> set[str]:
 def _maker(
     frame: Frame, node: ast.FunctionDef | ast.Lambda, held: tuple[str, ...]
 ) -> Callable[..., Any]:
-    """A Python function of the held variables that gives the inner one, at its own lines."""
+    """Return a Python function of the captured variables that returns the inner one, with its own
+    source lines."""
     inner = copy.deepcopy(node)
     _set_defaults(inner)
     body: list[ast.stmt] = [ast.Return(inner)] if isinstance(inner, ast.Lambda) else [inner]
@@ -110,7 +111,7 @@ def _maker(
 
 
 def _set_defaults(fn: ast.FunctionDef | ast.Lambda) -> None:
-    """Defaults were computed where the function stands: they are variables of the maker."""
+    """Make defaults, computed where the function is defined, variables of the maker."""
     a = fn.args
     for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs):
         arg.annotation = None
@@ -124,7 +125,7 @@ def _set_defaults(fn: ast.FunctionDef | ast.Lambda) -> None:
 
 
 def _closure(fn: FunctionType) -> Mapping[str, object]:
-    """The variables of functions around `fn` that have a value."""
+    """Return the variables of functions around `fn` that have a value."""
     found: dict[str, object] = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -142,7 +143,7 @@ _givers: dict[int, Callable[[], object]] = {}  # by identity: equal objects may 
 
 
 def _giver(obj: object) -> Callable[[], object]:
-    """A function that gives this object, the same one for the same object."""
+    """Return a function that returns this object; the same one for the same object."""
     return _givers.setdefault(id(obj), functools.partial(_itself, obj))
 
 
@@ -151,8 +152,8 @@ def _itself(obj: object) -> object:
 
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
-    """A function, a class, a tuple of classes, `...`, the limits of a dtype, or an object of an
-    installed package (a number or an array of NumPy), as it is."""
+    """Return the value of a function, a class, a tuple of classes, `...`, the limits of a dtype, or
+    an object of an installed package (a number or an array of NumPy)."""
     if isinstance(found.obj, torch.finfo | torch.iinfo):
         dtype = c.const(getattr(torch, found.obj.dtype))
         target = f"torch.{type(found.obj).__name__}"

@@ -155,7 +155,7 @@ def collected(
     generators: Sequence[ast.comprehension],
     element: Callable[[], Node],
 ) -> Node:
-    """A list of what `element` compiles, once in each round."""
+    """Return a list of the values of `element`, one for each iteration."""
     outer = dict(c.frame.vars)
     iteration = _iteration(c, generators[0])
     is_plain = len(generators) == 1 and not generators[0].ifs and iteration.exists is None
@@ -179,8 +179,8 @@ def collected(
 
 
 def _restore(c: Context, node: ast.expr, outer: Vars) -> None:
-    """The variables as before: a comprehension's are its own, but for those of `:=`; what it has
-    read to the end stays so."""
+    """Restore the variables after a comprehension, except those of `:=`. Iterators that it has
+    consumed stay consumed."""
     inner = c.frame.vars
     read = [n for n, v in outer.items() if c.is_iterator(v)]
     c.frame.vars = outer | {n: inner[n] for n in (*named_inside(node), *read) if n in inner}
@@ -193,7 +193,7 @@ def _unrolled(
     count: int,
     element: Callable[[], Node],
 ) -> list[Node]:
-    """The elements one by one."""
+    """Return the elements one by one."""
     nodes: list[Node] = []
     for k in range(count):
         assign(c, target, iteration.element(c.const(k)))
@@ -214,7 +214,7 @@ def _looped(
     innermost: Callable[[], None],
     outermost: Iteration | None = None,
 ) -> None:
-    """`outermost`: what the first of the generators runs over, if that is compiled already."""
+    """Return a list built by a loop. `outermost`: the first iterable, if it is compiled already."""
     if not generators:
         innermost()
         return

@@ -33,7 +33,7 @@ from lowtide.ir.types import ClassType, DictType
 def construct(
     c: Context, node: ast.AST, cls: type[Any], args: Sequence[Node], keywords: Mapping[str, Node]
 ) -> Node:
-    """`cls(args)`."""
+    """Compile `cls(args)`."""
     is_enum: bool = issubclass(cls, enum.Enum)
     if is_enum:
         return _enum_by_value(c, node, cls, args)

@@ -46,7 +46,7 @@ Step = Callable[[Sequence["Step"]], bool]  # compiles one statement; True: the r
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """One function being compiled: the scripted one, or one that is inlined into it."""
+    """One function being compiled: the scripted one, or an inlined one."""
 
     fn: FunctionType
     source: FunctionSource
@@ -77,12 +77,12 @@ if hasattr(ast, "TryStar"):
 
 
 class NotKnown(CompileError):
-    """What must be known while compiling depends, perhaps, on the number of a loop's step: where
-    these are few, each is compiled by itself, and the number is known."""
+    """Something must be known while compiling, and may depend on the step of a loop. A loop of few
+    steps is then unrolled, so that it is known."""
 
 
 class Context:
-    """What every compiling function gets; `frame` is the function whose source is being read."""
+    """The state passed to every compiling function. `frame`: the function whose source is read."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -101,7 +101,7 @@ class Context:
         self.attributes: dict[tuple[str, str], t.Type] = {}  # of classes, as far as seen assigned
 
     def stands_for(self, value: Value, obj: Any, *, is_read: bool) -> Value:
-        """The value, which stands for a container that may be of a class of the user's."""
+        """Return the value, noting that it may be a container of a user's class."""
         kind = cast("type[object]", type(obj))
         is_container = isinstance(obj, _CONTAINERS) and not hasattr(kind, "_fields")
         if is_container and may_change(kind):
@@ -114,15 +114,15 @@ class Context:
         return self.frames[-1]
 
     def expr(self, node: ast.expr) -> Node:
-        """Compiles an expression; an attribute of which only the run knows whether it is a method
-        is read now, for it may change."""
+        """Compile an expression. An attribute that may or may not be a method is read now, since it
+        may change."""
         found = self.callee(node)
         if isinstance(found, Method) and t.is_dynamic(found.receiver.type):
             return self.as_value(found, node)
         return found
 
     def callee(self, node: ast.expr) -> Node:
-        """Compiles an expression that is about to be called."""
+        """Compile an expression that is about to be called."""
         handler = EXPRESSIONS.get(type(node))
         if handler is None:
             raise self.outside(node)
@@ -130,11 +130,12 @@ class Context:
             return handler(self, node)
 
     def value(self, node: ast.expr) -> Value:
-        """Compiles an expression that must be an SSA value."""
+        """Compile an expression to an SSA value."""
         return self.as_value(self.expr(node), node)
 
     def as_value(self, found: Node, node: ast.AST) -> Value:
-        """The SSA value of a compiled expression; raises CompileError for modules, functions, …."""
+        """Return the SSA value of a compiled expression. Raises CompileError for modules, functions
+        and other compile-time nodes."""
         if isinstance(found, Value):
             return found
         if type(found) in VALUE_OF:
@@ -160,7 +161,7 @@ class Context:
         return self.error(place, problem, f"list({text})")
 
     def read(self, found: Node, node: ast.AST) -> Value:
-        """The value of what is read to its end at once: the elements of an iterator are a list."""
+        """Return the value of an iterable that is consumed at once: an iterator becomes a list."""
         return (
             self.list_of(found, node)
             if isinstance(found, ITERATORS)
@@ -168,7 +169,7 @@ class Context:
         )
 
     def read_value(self, node: ast.expr) -> Value:
-        """Compiles an expression that is read to its end at once."""
+        """Compile an iterable expression that is consumed at once."""
         return self.read(self.expr(node), node)
 
     def is_iterator(self, found: Node | Poison | None) -> bool:
@@ -176,7 +177,7 @@ class Context:
         return isinstance(found, ITERATORS) or found in self.iterators
 
     def step(self, node: ast.stmt) -> Step:
-        """The compiling of one statement, to be given to `run`."""
+        """Return the compilation of one statement, to be passed to `run`."""
 
         def compile_statement(rest: Sequence[Step]) -> bool:
             handler = STATEMENTS.get(type(node))
@@ -188,12 +189,12 @@ class Context:
         return compile_statement
 
     def steps(self, body: Sequence[ast.stmt]) -> list[Step]:
-        """The compiling of several statements."""
+        """Return the compilation of several statements."""
         return [self.step(s) for s in body]
 
     @contextmanager
     def at(self, node: ast.AST) -> Generator[None]:
-        """Ops added inside stand for this node."""
+        """A context in which added ops have this node's source location."""
         outer = self.builder.loc
         if hasattr(node, "lineno"):
             self.builder.loc = replace(self.frame.source.loc(node), caller=self.frame.caller)
@@ -204,7 +205,7 @@ class Context:
 
     @contextmanager
     def in_loop(self) -> Generator[None]:
-        """What is compiled inside runs several times."""
+        """A context for code that runs several times."""
         outer = self.loop_start
         self.loop_start = len(self.assumed.log) if outer is None else outer
         try:
@@ -213,17 +214,17 @@ class Context:
             self.loop_start = outer
 
     def outside(self, node: ast.AST) -> CompileError:
-        """An error for syntax that is not in the language."""
+        """Return the error for syntax that is not compiled."""
         unknown = (f"`{ast.unparse(node)[:40]}` is not compiled", "")
         return self.error(node, *OUTSIDE.get(type(node), unknown))
 
     def error(self, node: ast.AST, problem: str, remedy: str = "") -> CompileError:
-        """An error at this node, to be raised."""
+        """Return an error at this node, to be raised."""
         return CompileError(problem, self.frame.source.loc(node), remedy)
 
     def py(self, node: ast.AST, name: str, *operands: Value) -> Value:
-        """An op on Python values. If the operands' types do not fit, Python raises its error where
-        the run may not get there; else this raises CompileError."""
+        """Return the result of an op on Python values. If the operands' types do not fit, raises
+        CompileError, or, in code that may not run, adds an op that raises Python's error."""
         found = self.builder.py(name, *operands)
         if found is None and self.may_be_skipped:
             found = self.builder.py(name, *map(self.unknown, operands))
@@ -240,31 +241,31 @@ class Context:
         return self.builder.block is not next(blocks, self.builder.block)
 
     def unknown(self, value: Value) -> Value:
-        """The value, of whose type nothing is said."""
+        """Return the value cast to an unknown type."""
         return self.builder.emit("cast", [value], [t.ANY]).result
 
     def by_getattr(self, base: Value, name: str) -> Value:
-        """What Python finds as `base.name` at that place of the run."""
+        """Return `base.name`, read by Python at run time."""
         operands, target = [base, self.const(name)], python_objects.name_of(getattr)
         return self.builder.emit("py.call", operands, [t.ANY], target=target, kwnames=()).result
 
     def const(self, value: object) -> Value:
-        """A constant."""
+        """Return a constant."""
         return self.builder.const(value)
 
     def constant(self, node: Node) -> object:
-        """What a compiled expression is if that is known now, else UNKNOWN."""
+        """Return the Python value of a compiled expression if it is known, else UNKNOWN."""
         return self.builder.constant(node) if isinstance(node, Value) else UNKNOWN
 
     def not_none(self, value: Value) -> Value:
-        """The value; a None where only something else will do is of unknown type, so that Python's
-        own error is raised if the run gets there."""
+        """Return the value. If it is None where None is an error, its type is made unknown, so that
+        Python's own error is raised at run time."""
         if value.type != t.NONE:
             return value
         return self.builder.emit("cast", [value], [t.ANY]).result
 
     def truth(self, value: Value) -> Value:
-        """`bool(value)`; for a tensor that is decided at run time."""
+        """Return `bool(value)`; for a tensor it is computed at run time."""
         known = self.builder.constant(value)
         if known is not UNKNOWN:
             return self.const(bool(known))
@@ -275,22 +276,22 @@ class Context:
         return found
 
     def get(self, name: str) -> Node | Poison | None:
-        """A variable of the innermost function."""
+        """Return a variable of the innermost function."""
         return self.frame.vars.get(name)
 
     def bind(self, name: str, value: Node) -> None:
-        """Assigns a variable."""
+        """Assign a variable."""
         if isinstance(value, Value) and not value.name and not name.startswith("$"):
             value.name = name
         self.frame.vars[name] = value
 
     def effect(self, name: str, /, *operands: Value, **attrs: Any) -> None:
-        """An op that changes its first operand and gives nothing of use."""
+        """Add an op that changes its first operand and has no useful result."""
         results = [] if name == "attr.set" else [t.NONE]
         self.builder.emit(name, operands, results, **attrs)
 
     def dynamic(self, name: str, operands: Sequence[Value], /, **attrs: Any) -> Value:
-        """An op whose result is whatever the run finds."""
+        """Return the result of an op whose result type is unknown."""
         return self.builder.emit(name, operands, [t.ANY], **attrs).result
 
     # What is compiled by a module that this one's other users import.
@@ -305,8 +306,8 @@ class Context:
         unpacked: bool = False,
         owner: int = 0,
     ) -> Node:
-        """The body of a Python function, in place of its call; `owner`: the module's id whose
-        method it is."""
+        """Inline the body of a Python function; return its result. `owner`: the id of the module
+        whose method it is."""
         return LINKS["inline"](self, fn, node, args, keywords, unpacked=unpacked, owner=owner)
 
     def call_function(
@@ -316,19 +317,19 @@ class Context:
         args: Sequence[Node],
         keywords: Mapping[str, Node] | None = None,
     ) -> Node:
-        """A call by a builtin such as `map` or `sorted`: `callee(*args)`."""
+        """Compile a call made by a builtin such as `map` or `sorted`."""
         return LINKS["call_function"](self, node, callee, args, keywords)
 
     def python_object(self, node: ast.AST, obj: object, path: str = "") -> Node:
-        """What a Python object from outside means: a constant, or an object for calls to take."""
+        """Return the node for an outside Python object: a constant, or an object to call."""
         return LINKS["python_object"](self, node, obj, path)
 
     def list_of(self, found: Node, node: ast.AST) -> Value:
-        """A new list of what is run over."""
+        """Return a new list of the elements of an iterable."""
         return LINKS["list_of"](self, found, node)
 
     def sorted_by(self, node: ast.Call, xs: Value, keywords: Mapping[str, Node]) -> Value:
-        """A sorted copy of a list; by the keys that a function gives, if one is named."""
+        """Return a sorted copy of a list, by the keys of a function if one is given."""
         return LINKS["sorted_by"](self, node, xs, keywords)
 
 
@@ -341,13 +342,13 @@ STATEMENTS: dict[type[ast.stmt], Callable[[Context, Any, Sequence[Step]], bool |
 
 
 def link(function: Handler) -> Handler:
-    """The decorated function is what the method of Context of its name calls."""
+    """Make the decorated function the implementation of the Context method of that name."""
     LINKS[function.__name__] = function
     return function
 
 
 def expression(*kinds: type[ast.expr]) -> Callable[[Handler], Handler]:
-    """The decorated function compiles these expressions."""
+    """Register the decorated function as the compiler of these expressions."""
 
     def add(handler: Handler) -> Handler:
         EXPRESSIONS.update(dict.fromkeys(kinds, handler))
@@ -357,7 +358,7 @@ def expression(*kinds: type[ast.expr]) -> Callable[[Handler], Handler]:
 
 
 def statement(*kinds: type[ast.stmt]) -> Callable[[Handler], Handler]:
-    """The decorated function compiles these statements."""
+    """Register the decorated function as the compiler of these statements."""
 
     def add(handler: Handler) -> Handler:
         STATEMENTS.update(dict.fromkeys(kinds, handler))

@@ -37,7 +37,7 @@ _CLONED: Final[dict[type, tuple[str, ...]]] = {
 
 
 def context_manager(c: Context, obj: object, call: Call) -> Value | None:
-    """See the module's text."""
+    """Return the op that makes the manager, None if the object is no PyTorch manager."""
     if isinstance(obj, type):
         if obj not in CONTEXT_MANAGERS:
             return None

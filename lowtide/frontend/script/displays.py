@@ -1,7 +1,7 @@
 """Tuple and list displays, and concatenations of them.
 
-In: a display's AST, or nodes in order. Out: a tuple or a list; where something in it has no value
-of its own, such as a module, `Members`, of which the compiler knows each by itself.
+In: a display's AST, or nodes in order. Out: a tuple or a list. If an element is no SSA value, such
+as a module, the result is `Members`, a compile-time sequence.
 
     (x, y)                 →  tuple.make(%x, %y)
     (self.a, self.b)       →  Members(the module a, the module b)
@@ -54,7 +54,7 @@ def compile_list(c: Context, node: ast.List) -> Node:
 
 
 def run_over(c: Context, node: ast.expr) -> Node:
-    """What a loop runs over: a display that stands there itself is nobody's but the loop's."""
+    """Return what a loop runs over. A display in the loop's head is used by the loop only."""
     if not isinstance(node, Display):
         return c.expr(node)
     with c.at(node):
@@ -67,14 +67,14 @@ def run_over(c: Context, node: ast.expr) -> Node:
 
 
 def list_of_nodes(c: Context, node: ast.AST, nodes: Sequence[Node]) -> Node:
-    """A list of what has been compiled."""
+    """Return a list of compiled nodes."""
     if not all(map(has_value, nodes)):
         return Members(tuple(nodes))
     return c.builder.list_make([c.as_value(n, node) for n in nodes])
 
 
 def settled(c: Context, found: Node, node: ast.AST) -> Node:
-    """The value of what has one, as it is now."""
+    """Return the SSA value of a node, if it has one."""
     return c.as_value(found, node) if has_value(found) else found
 
 
@@ -91,7 +91,7 @@ def _of_nodes(c: Context, node: Display, nodes: Sequence[Node]) -> Node:
 
 
 def has_value(found: Node) -> bool:
-    """Whether it can be a value; a module, say, is known only to the compiler."""
+    """Whether the node can be an SSA value; a module cannot."""
     if isinstance(found, Members | Chosen):
         return all(map(has_value, found.nodes))
     return not isinstance(found, _VALUELESS)
@@ -102,7 +102,7 @@ _KNOWN = (*_VALUELESS, LocalFunction, PythonObject, Members, Chosen)
 
 
 def _elements(c: Context, node: Display) -> list[Node] | Value:
-    """The elements of a display; one list or tuple of them if it is unknown how many they are."""
+    """Return the elements of a display, or one list or tuple if their number is unknown."""
     nodes: list[Node] = []
     spreads: dict[int, Value] = {}  # by the place in `nodes`, those of unknown length
     for elt in node.elts:
@@ -122,7 +122,7 @@ def _elements(c: Context, node: Display) -> list[Node] | Value:
 
 
 def _spread(c: Context, node: Display, nodes: Sequence[Node], spreads: dict[int, Value]) -> Value:
-    """One list or tuple of elements and of what is spread among them."""
+    """Return one list or tuple of the elements, with starred ones spread."""
     parts = [
         spreads[k] if k in spreads else c.builder.tuple_make([c.as_value(n, node)])
         for k, n in enumerate(nodes)

@@ -2,7 +2,7 @@
 
 In: compiled operands. Out: a UserWarning at the user's line, once for each line.
 
-    x.size() == [2, 3]      False, for a torch.Size is a tuple, which equals no list
+    x.size() == [2, 3]      False: a torch.Size is a tuple, and a tuple never equals a list
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _shown: dict[Any, int] = {}  # what `warnings` keeps so as to tell a line once
 
 
 def size_and_list(c: Context, node: ast.Compare, a: Value, b: Value) -> None:
-    """Warns of `==` and `!=` between a size and a list written out, which is always the same."""
+    """Warn about `==` and `!=` between a size and a list display, which are constant."""
     makers = [c.builder.makers.get(side) for side in (a, b)]
     names = {"" if maker is None else maker.name for maker in makers}
     if "list.make" not in names or not names.intersection(_SIZES):

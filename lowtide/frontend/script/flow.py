@@ -11,11 +11,10 @@ compiled into the branch in which it did not:
                                %b = …
                                yield(%b)
 
-Always holds: a flag that is known while building is a constant; where it is not, what follows
-stands in an `if` on it. A variable that only one branch gives may be unbound afterwards, and its
-use raises Python's own error if it is. `raise` does not count as an exit for the shape of the
-program: the other branch's variables simply go on. The flags are those of TorchScript's exit
-transforms.
+Invariant: a flag that is known while building is a constant; otherwise the statements after it are
+in an `if` on it. A variable that only one branch assigns may be unbound afterwards; its use then
+raises Python's own error. `raise` is not an exit in this sense: after it, the other branch's
+variables hold. The flags are those of TorchScript's exit transforms.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ Vars = dict[str, "Node | Poison"]
 
 @dataclass(slots=True)
 class Branch:
-    """One side of an `if`, its block still open: more can be compiled into it."""
+    """One side of an `if` whose block is still open: more can be compiled into it."""
 
     block: Block
     vars: Vars
 
 
 def run(c: Context, steps: Sequence[Step]) -> None:
-    """Compiles steps in order, each only where no step before it has left."""
+    """Compile steps in order, each only where no earlier step has exited."""
     for k, step in enumerate(steps):
         left = exit_flag(c)
         if left is True:
@@ -67,7 +66,7 @@ def run(c: Context, steps: Sequence[Step]) -> None:
 
 
 def exit_flag(c: Context) -> bool | Value:
-    """Whether control has left the straight road, if known; else the bool value that tells."""
+    """Return whether control has exited, if known; else the bool value that tells."""
     flags = [c.frame.vars[f] for f in FLAGS if f in c.frame.vars]
     unknown: Value | None = None
     for flag in flags:
@@ -83,7 +82,7 @@ def exit_flag(c: Context) -> bool | Value:
 
 
 def skip_if(c: Context, left: Value, steps: Sequence[Step]) -> None:
-    """Compiles steps into the branch where control has not left."""
+    """Compile steps into the branch where control has not exited."""
     node = c.frame.source.node
     gone_by_return = not any(_may_be_set(c, f) for f in (BROKE, CONTINUED))
 
@@ -109,14 +108,14 @@ def _may_be_set(c: Context, flag: str) -> bool:
 
 
 def open_branch(c: Context, compile_body: Callable[[], None]) -> Branch:
-    """Compiles into a new block with a copy of the variables."""
+    """Compile into a new block with a copy of the variables."""
     branch = Branch(Block(), dict(c.frame.vars))
     extend_branch(c, branch, compile_body)
     return branch
 
 
 def extend_branch(c: Context, branch: Branch, compile_body: Callable[[], None]) -> None:
-    """Compiles more into an open branch."""
+    """Compile more into an open branch."""
     outer, c.frame.vars = c.frame.vars, branch.vars
     with c.builder.inside(branch.block):
         compile_body()
@@ -131,7 +130,8 @@ def branch_on(
     otherwise: Callable[[], None],
     rest: Sequence[Step] = (),
 ) -> bool:
-    """An `if` statement; True if `rest` was compiled into the one branch that goes on."""
+    """Compile an `if` statement; return True if `rest` was compiled into the one branch that does
+    not exit."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         (then if known else otherwise)()
@@ -151,7 +151,7 @@ def branch_on(
 
 
 def some(c: Context, node: ast.AST, value: Value, problem: str) -> Value:
-    """The value without its Optional: of None, a TypeError is raised, as Python does."""
+    """Return the value without its Optional. None raises TypeError, as in Python."""
     if not isinstance(value.type, OptionalType):
         return value
 
@@ -168,7 +168,8 @@ _MAYBE = "maybe"
 
 
 def exit_flag_of(c: Context, branch: Branch) -> str:
-    """The flag that is surely set at the end of a branch; "" if surely none is; else "maybe"."""
+    """Return the flag that is set at the end of a branch; "" if none is; "maybe" if that is
+    unknown."""
     found = ""
     for flag in FLAGS:
         value = branch.vars.get(flag)
@@ -188,7 +189,7 @@ def merge(
     node: ast.AST,
     then_left: str = "",
 ) -> None:
-    """Closes both branches with an `if` op; the frame's variables are then what both give."""
+    """Close both branches with an `if` op; the frame's variables become its results."""
     left = then_left or exit_flag_of(c, then), exit_flag_of(c, otherwise)
     meeting = _Meeting(c, condition, then, otherwise, left, node)
     names = {**then.vars, **otherwise.vars}
@@ -221,7 +222,7 @@ def merge(
 def _keep_narrow(
     c: Context, merged: dict[str, Node | Poison], survivor: Mapping[str, Node | Poison]
 ) -> None:
-    """What the only branch that goes on knows of a variable's type holds after the `if`, too."""
+    """Keep the narrowed types of the only branch that does not exit."""
     for name, before in merged.items():
         after = survivor.get(name)
         if isinstance(before, Value) and isinstance(after, Value) and after.type != before.type:
@@ -231,7 +232,7 @@ def _keep_narrow(
 
 
 class _Meeting:
-    """Two branches about to be closed: what each variable becomes."""
+    """Two branches about to be closed: the merge of each variable."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class _Meeting:
         self.yielded: tuple[list[Value], list[Value]] = ([], [])
 
     def variable(self, name: str) -> Node | Poison | tuple[Value, Value, Type] | None:
-        """The variable after the `if`: unchanged, poisoned, or to be yielded by both branches."""
+        """Return the variable after the `if`: unchanged, poisoned, or yielded by both branches."""
         a, b = self.branches[0].vars.get(name), self.branches[1].vars.get(name)
         if a is b:
             return a
@@ -278,7 +279,7 @@ class _Meeting:
         return self.one_sided(name, a, b)
 
     def of_one_side(self, value: Value, other: int) -> Value | None:
-        """A constant, if the other side has raised, so that only this one goes on."""
+        """Return a constant, if the other side has raised."""
         known = self.c.builder.constant(value)
         if self.left[other] != RAISED or known is UNKNOWN:
             return None
@@ -287,8 +288,8 @@ class _Meeting:
     def as_values(
         self, *sides: Node | Poison | None
     ) -> tuple[Node | Poison | None, Node | Poison | None]:
-        """A slice, a range or the limits of a dtype are Python's own where the other branch gives
-        another value."""
+        """Return slices, ranges and dtype limits as Python objects, if the other branch has another
+        value."""
         if None in sides or not any(map(is_data, sides)):
             return sides[0], sides[1]
         found = list(sides)
@@ -309,7 +310,7 @@ class _Meeting:
         return a, b, t.join(a.type, b.type)
 
     def narrowings(self, value: Node | Poison | None) -> list[Value]:
-        """The value, and what tests have narrowed to it."""
+        """Return the value, and the narrowed values that stand for it."""
         found: list[Value] = []
         while isinstance(value, Value):
             found.append(value)
@@ -369,8 +370,8 @@ def choose(
     then: Callable[[], Value],
     otherwise: Callable[[], Value],
 ) -> Value:
-    """An `if` that is an expression: only the branch that is taken is computed. What `:=` assigns
-    there are variables as after any other `if`."""
+    """Compile a conditional expression: only the branch that is taken is computed. Variables
+    assigned by `:=` are merged as after any `if`."""
     known = c.builder.constant(condition)
     if known is not UNKNOWN:
         return then() if known else otherwise()

@@ -31,7 +31,7 @@ from lowtide.torch_private.torch_jit import OVERLOADS
 
 
 def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = None) -> Frame:
-    """Opens a function; its variables are still to be bound."""
+    """Open a function's frame; its variables are not bound yet."""
     found = source or read_source(fn)
     code = fn.__code__
     frame = Frame(
@@ -52,7 +52,7 @@ def is_same(one: FunctionType | MethodType, other: FunctionType) -> bool:
 
 
 def local_frame(outer: Frame, node: ast.FunctionDef | ast.Lambda) -> Frame:
-    """A frame for a function inside that of `outer`, whose variables it sees as they are."""
+    """Return a frame for a function nested in that of `outer`, whose current variables it sees."""
     stored = stored_names([node])
     arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
     own = stored | arguments if isinstance(node, ast.FunctionDef) else arguments
@@ -71,7 +71,7 @@ def local_frame(outer: Frame, node: ast.FunctionDef | ast.Lambda) -> Frame:
 
 
 def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) -> dict[str, Type]:
-    """The declared types of parameters, in annotations or in a type comment."""
+    """Return the declared types of parameters, from annotations or a type comment."""
     names = outer_names(fn)
     found: dict[str, Type] = {}
     for name, annotation in {**_of_overloads(fn), **fn.__annotations__}.items():
@@ -83,7 +83,7 @@ def signature_annotations(fn: FunctionType, node: ast.FunctionDef | ast.Lambda) 
 
 
 def _of_overloads(fn: FunctionType) -> Mapping[str, object]:
-    """What all overloads agree on that torch.jit's mark of overloads has been given, as of
+    """Return the types on which all of torch.jit's overloads agree, such as those of
     `nn.LSTM.forward`, whose state is a pair of tensors, and whose input may be packed."""
     by_class = OVERLOADS.get(f"__torch__.{fn.__module__}.{fn.__name__}", {})
     found = [f.__annotations__ for f in by_class.get(fn.__qualname__.rpartition(".")[0], [])]
@@ -93,7 +93,7 @@ def _of_overloads(fn: FunctionType) -> Mapping[str, object]:
 def commented_types(
     node: ast.FunctionDef | ast.Lambda, names: Mapping[str, object]
 ) -> dict[str, Type]:
-    """The types in `# type: (Tensor, int) -> Tensor` under a `def`."""
+    """Return the types in `# type: (Tensor, int) -> Tensor` under a `def`."""
     text = getattr(node, "type_comment", None)
     if not text or "->" not in text:
         return {}
@@ -111,14 +111,14 @@ def commented_types(
 
 
 def parameter_node(value: Value) -> Node:
-    """What a parameter is while compiling: a function handed in is known by name."""
+    """Return the node of a parameter. A function that is passed in is known by name."""
     if isinstance(value.type, FunctionType_):
         return PythonObject(python_objects.find(value.type.name))
     return value
 
 
 def outer_names(fn: FunctionType) -> dict[str, object]:
-    """What names mean that the function does not assign: closure, then globals, then builtins."""
+    """Return the meaning of free names: closure, then globals, then builtins."""
     names = dict(vars(builtins))
     names.update(fn.__globals__)  # with `__package__`, for imports
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
@@ -130,7 +130,7 @@ def outer_names(fn: FunctionType) -> dict[str, object]:
 
 
 def compile_body(c: Context) -> Node:
-    """Compiles the statements of the innermost function; gives what it returns."""
+    """Compile the statements of the innermost function; return its result."""
     frame = c.frame
     frame.vars[RETURNED] = frame.vars[RAISED] = c.const(False)
     frame.block = c.builder.block

@@ -44,14 +44,14 @@ _SETATTR: Final = python_objects.name_of(setattr)
 
 
 def type_of_live(obj: object) -> Type:
-    """What holds of the very object, whatever is put into it."""
+    """Return the type that holds whatever is put into the object later."""
     if isinstance(obj, list):
         return ListType(t.ANY)
     return DictType(t.ANY, t.ANY) if isinstance(obj, dict) else t.ANY
 
 
 def store_outside(c: Context, node: ast.AST, base: PythonObject, name: str, value: Node) -> None:
-    """`Model.calls = value`: Python sets it, and every use of it in the program reads it anew."""
+    """Compile `Model.calls = value`: Python sets it, and the program reads it again at each use."""
     if not may_change(base.obj):
         raise c.error(node, f"{describe(base)} cannot be changed by compiled code", _A_FUNCTION)
     key = id(base.obj), name
@@ -102,7 +102,7 @@ STORE_OF[PythonObject] = store_outside
 
 
 def _groups(op: Op) -> Iterator[list[Value]]:
-    """Values of which one may be another, or be in it, because of this op."""
+    """Yield groups of values that may alias or contain each other because of this op."""
     for group in aliases.groups(op):
         if op.blocks or op.name not in _COPIES or any(_holds_containers(v.type) for v in group):
             yield [v for v in group if _is_container(v.type)]

@@ -6,7 +6,7 @@ the hooks leave them.
     lambda m, args, y: y * 2           →  torch.mul(%y, %2)
     lambda m, args, y: seen.append(y)  →  py.call(%module, %args, %y) {target="…hooked"}
 
-Always holds: the hooks of the root are not here: they are run around the program, by PyTorch.
+The hooks of the root are not compiled: PyTorch runs them around the program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowtide.ir.core import Value
 
 
 def before(c: Context, ref: ModuleRef, call: Call) -> Call:
-    """The arguments as the forward pre-hooks leave them."""
+    """Return the arguments after the forward pre-hooks."""
     hooks: dict[int, Any] = vars(ref.module)["_forward_pre_hooks"]
     for hook in hooks.values():
         values, names = operands_of(c, call)
@@ -45,7 +45,7 @@ def before(c: Context, ref: ModuleRef, call: Call) -> Call:
 
 
 def after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
-    """The result as the forward hooks leave it."""
+    """Return the result after the forward hooks."""
     hooks: dict[int, Any] = vars(ref.module)["_forward_hooks"]
     for hook in hooks.values():
         given = c.builder.tuple_make([c.as_value(a, call.node) for a in call.args])
@@ -78,7 +78,7 @@ def _inlined(c: Context, hook: Any, call: Call) -> Node:
 
 
 def _within(c: Context, ref: ModuleRef, owner: object) -> ModuleRef | None:
-    """The module whose method a hook is: the hooked one, or another of this program's."""
+    """Return the module whose method a hook is: the hooked one, or another one of this program."""
     if owner is ref.module:
         return ref
     root: Any = ref.module if c.modules is None else c.modules.root
@@ -87,8 +87,8 @@ def _within(c: Context, ref: ModuleRef, owner: object) -> ModuleRef | None:
 
 
 def _called(c: Context, hook: Any, call: Call, wrapped: Callable[[Any], Any]) -> Node:
-    """The call by Python; where nothing tells what the hook gives, the wrapped one says whether
-    it is a None, for which what was there stays."""
+    """Return the result of the hook, called by Python. If its type is unknown, a wrapper replaces
+    None by the value before the hook."""
     fn = getattr(hook, "__func__", hook)
     owner = getattr(hook, "__self__", None)
     modules = [owner] if isinstance(owner, torch.nn.Module) else []
@@ -114,7 +114,7 @@ def _gives_nothing(fn: FunctionType) -> bool:
 
 @functools.cache
 def _changed_result(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """What the hook gives, or the result as it was."""
+    """Return the hook's result, or the previous result if that is None."""
 
     def hooked(module: object, args: object, result: object) -> object:
         found = hook(module, args, result)
@@ -125,7 +125,7 @@ def _changed_result(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _changed_arguments(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments that the hook gives, as many as before, or as they were."""
+    """Return the arguments that the hook returns, as many as before, or the previous ones."""
 
     def hooked(module: object, args: tuple[object, ...]) -> tuple[object, ...]:
         given = hook(module, args)

@@ -1,7 +1,7 @@
 """Builtins that iterate over an argument: `list`, `sorted`, `map`, `sum`, `max`, `any`.
 
-In: what is run over, a list, a range or a zip. Out: ops, one by one for elements that are in sight,
-else in a loop.
+In: an iterable: a list, a range or a zip. Out: ops, unrolled if the elements are known, else in a
+loop.
 
     list(zip(a, b))  →  %r = list.make();  loop …: list.append(%r, (…))
     sum(xs)          →  py.sum(%xs)
@@ -42,7 +42,7 @@ def _list(c: Context, call: Call) -> Node:
 
 
 def _members(c: Context, call: Call) -> Members | None:
-    """`list(self.layers)`: what is known by each, in a list or a tuple of its own."""
+    """Compile `list(self.layers)`: a compile-time list of modules."""
     found = call.args[0]
     if type(found) not in ELEMENTS_OF:
         return None
@@ -52,7 +52,7 @@ def _members(c: Context, call: Call) -> Members | None:
 
 @link
 def list_of(c: Context, found: Node, node: ast.AST) -> Value:
-    """A new list of what is run over."""
+    """Return a new list of the elements of an iterable."""
     if isinstance(found, Value):
         known = known_elements(c, found)
         if known is not None:
@@ -71,7 +71,7 @@ def append(c: Context, made: Value, value: Value) -> None:
 
 
 def each(c: Context, found: Node, node: ast.AST, body: Callable[[Value], None]) -> None:
-    """Compiles `body` for every element: one by one if they are in sight, else in a loop."""
+    """Compile `body` for every element, unrolled if the elements are known, else in a loop."""
     iteration = iterate(c, found, node)  # pyright: ignore[reportArgumentType]
     known = known_elements(c, found) if isinstance(found, Value) else None
     if known is not None:
@@ -168,7 +168,7 @@ def _from_keys(c: Context, call: Call) -> Node:
 def folded(
     c: Context, call: Call, found: Node, start: Value, step: Callable[[Value, Value], Value]
 ) -> Node:
-    """`step` over every element, beginning with `start`."""
+    """Return the result of `step` over every element, beginning with `start`."""
     outer = c.frame.vars.get(_FOLD)
     c.frame.vars[_FOLD] = start
 
@@ -220,7 +220,7 @@ def _sorted(c: Context, call: Call) -> Node:
 
 @link
 def sorted_by(c: Context, node: ast.Call, xs: Value, keywords: Mapping[str, Node]) -> Value:
-    """A sorted copy; by the keys that a function gives, if one is named."""
+    """Return a sorted copy, by the keys of a function if one is given."""
     reverse = c.as_value(keywords.get("reverse", c.const(False)), node)
     key = keywords.get("key")
     if key is None or (isinstance(key, Value) and key.type == t.NONE):
@@ -254,7 +254,7 @@ def _numbers_only(type_: Type) -> bool:
 
 
 def _read_alone(c: Context, call: Call) -> list[Node]:
-    """The arguments of `max`: where there is one, it is read to its end."""
+    """Return the arguments of `max`. A single argument is an iterable, which is consumed."""
     args = call.args
     is_read = len(args) == 1 and isinstance(args[0], ITERATORS)
     return [c.list_of(args[0], call.node)] if is_read else args
@@ -283,13 +283,13 @@ def _extremum(op_name: str) -> Builtin:
 
 
 def _better(c: Context, node: ast.AST, compared: str, best: Value, other: Value) -> Value:
-    """`other if other > best else best`, which is how Python's own goes through tensors."""
+    """Compile `other if other > best else best`, as Python's `max` compares tensors."""
     found = truth(c, node, binary(c, node, compared, f"py.{compared}", other, best))
     return choose(c, node, found, lambda: other, lambda: best)
 
 
 def _extremum_by(c: Context, call: Call, values: list[Value], op_name: str) -> Node:
-    """The first of the least, or of the greatest, by a key."""
+    """Return the first least, or greatest, element by a key."""
     xs = values[0] if len(values) == 1 else c.builder.list_make(values)
     keywords = {"key": call.keywords["key"], "reverse": c.const(op_name == "py.max")}
     ordered = sorted_by(c, call.node, list_of(c, xs, call.node), keywords)
@@ -329,7 +329,7 @@ def _any_all(start: bool) -> Builtin:
 
 
 def gives_iterator(obj: object) -> bool:
-    """Whether Python's own function gives an iterator, of which a list is made here."""
+    """Whether Python's function returns an iterator; here the result is a list."""
     of = getattr(obj, "__self__", obj)  # `chain.from_iterable` is a method of the class
     return of in (map, filter) or (isinstance(of, type) and of.__module__ == "itertools")
 

@@ -44,10 +44,10 @@ _LARGEST_UNROLLED = 64
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Iteration:
-    """`length` is an int value; `element` compiles the element at an index value. `sources` are the
-    lists or dicts that are run over: where the loop changes one, `within` compiles whether there is
-    an element at an index, seen anew; `exists` does so where it is unrolled and a list beside a
-    tuple may end first. `finish` compiles what follows the last element."""
+    """`length`: an int value. `element` compiles the element at an index value. `sources`: the
+    lists or dicts that are iterated over. If the loop changes one, `within` compiles the test
+    whether there is an element at an index; `exists` does so in an unrolled loop, where a list may
+    end before a tuple. `finish` compiles the code after the last element."""
 
     length: Value
     element: Callable[[Value], Node]
@@ -59,7 +59,8 @@ class Iteration:
 
 
 def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
-    """The iteration over a compiled expression; raises CompileError if it cannot be run over."""
+    """Return the iteration over a compiled expression. Raises CompileError if it is not
+    iterable."""
     own = call_own(c, node, found, "__iter__")
     if own is not None:
         return iterate(c, own, node)
@@ -88,7 +89,7 @@ def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
 
 
 def static_length(c: Context, iteration: Iteration) -> int | None:
-    """The number of elements, if it is known and small enough to unroll."""
+    """Return the number of elements, if it is known and small enough to unroll."""
     known = c.builder.constant(iteration.length)
     if not isinstance(known, int):
         return None
@@ -98,7 +99,7 @@ def static_length(c: Context, iteration: Iteration) -> int | None:
 def if_there(
     c: Context, node: ast.AST, iteration: Iteration, i: Value, body: Callable[[], None]
 ) -> None:
-    """Compiles the body of an unrolled loop for one element, if there is one."""
+    """Compile the body of an unrolled loop for one element, if that element exists."""
     if iteration.exists is None:
         body()
     else:
@@ -106,7 +107,7 @@ def if_there(
 
 
 def _over_nodes(c: Context, nodes: Sequence[Node]) -> Iteration:
-    """Over what is known while compiling, such as the modules of a list."""
+    """Return the iteration over compile-time nodes, such as the modules of a list."""
     return Iteration(
         length=c.const(len(nodes)), element=lambda i: nodes[_known(c, i)], must_unroll=True
     )
@@ -187,8 +188,8 @@ def _over_zip(c: Context, inners: list[Iteration], node: ast.expr, strict: bool)
 
 
 def _check_as_long(c: Context, node: ast.expr, inners: list[Iteration]) -> None:
-    """Raises what a strict zip() raises at its end: about the first argument that ended, or, if
-    that is the first of all, about the first one that goes on."""
+    """Add the check of a strict zip() at its end. The error names the first argument that ended,
+    or, if that is the first of all, the first one that did not."""
     first, *others = (inner.length for inner in inners)
     shortest = first
     for length in others:
@@ -258,8 +259,7 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
 
 
 def _view(c: Context, value: Value) -> tuple[Value, str] | None:
-    """The dict and the op where this is its keys, values or items, which a loop sees as they are
-    at each step."""
+    """Return the dict and the op, if this is its keys, values or items, which a loop sees live."""
     maker = c.builder.makers.get(value)
     if maker is None or maker.name not in VIEWS:
         return None

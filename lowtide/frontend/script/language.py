@@ -22,14 +22,14 @@ def is_scripting() -> bool:
 
 
 def fork(func: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.futures.Future[Any]:
-    """`func(*args, **kwargs)` as a future, for `wait`. It runs at once."""
+    """Run `func(*args, **kwargs)` at once; return a future, for `wait`."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(func(*args, **kwargs))
     return future
 
 
 def wait(future: torch.futures.Future[Any]) -> Any:
-    """The value of a future."""
+    """Return the value of a future."""
     return future.wait()
 
 
@@ -44,6 +44,6 @@ def isinstance(obj: object, target_type: Any) -> bool:
 
 
 def annotate(the_type: Any, the_value: T) -> T:
-    """`the_value`, declared to be of `the_type`, for an empty list or a None."""
+    """Return `the_value`. In compiled code its type is `the_type`, for an empty list or a None."""
     del the_type
     return the_value

@@ -23,7 +23,7 @@ _EXACT = ("object.new", "enum.const", "enum.get")  # ops that say which class it
 
 
 def leaf_classes(fn: Function) -> tuple[type[Any], ...]:
-    """The classes of which values are read in the program, and which have no subclasses."""
+    """Return the classes of values in the program that have no subclasses."""
     results = (v for op in fn.walk() if op.name not in _EXACT for v in op.results)
     found = {class_of(part) for v in results for part in t.types_in(v.type)} - {None}
     return tuple(
@@ -36,5 +36,5 @@ def leaf_classes(fn: Function) -> tuple[type[Any], ...]:
 
 
 def has_subclasses(classes: Sequence[type[Any]]) -> bool:
-    """Whether something is derived from one of these."""
+    """Whether one of these classes has been subclassed."""
     return any(type.__subclasses__(cls) for cls in classes)

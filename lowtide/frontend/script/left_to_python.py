@@ -64,7 +64,7 @@ _OF_SEQUENCES: dict[type, t.Type] = {
 
 
 def only_python(module: torch.nn.Module) -> str:
-    """Why this module must be called by PyTorch, whatever its forward is."""
+    """Return why PyTorch must call this module, whatever its forward is; "" if it need not."""
     own = vars(module)
     if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
         return "a module of torch.jit"
@@ -86,7 +86,7 @@ def only_python(module: torch.nn.Module) -> str:
 
 
 def _calls_forward(cls: type[torch.nn.Module]) -> bool:
-    """Whether calling a module of this class is calling its forward, hooks around it."""
+    """Whether a call of a module of this class is a call of its forward with hooks."""
     wrapped: Any = vars(cls).get("_wrapped_call")
     if issubclass(cls, torch.fx.GraphModule) and getattr(wrapped, "cls_call", wrapped) is None:
         return cast("Any", super(wrapped.cls, cls)).__call__ is torch.nn.Module.__call__
@@ -94,8 +94,8 @@ def _calls_forward(cls: type[torch.nn.Module]) -> bool:
 
 
 def is_torch_hook(hook: object) -> bool:
-    """Whether it is an object of `torch.nn.utils` that is called, as of `weight_norm`: what it
-    knows never changes, so that its source can stand for it."""
+    """Whether it is a callable object of `torch.nn.utils`, such as that of `weight_norm`. Its state
+    never changes, so its source can be compiled."""
     cls: Any = type(hook)
     is_of_utils = str(cls.__module__).startswith("torch.nn.utils.")
     return is_of_utils and callable(hook) and isinstance(cls.__call__, FunctionType)
@@ -109,7 +109,8 @@ def python_module(
     method: str = "__call__",
     otherwise: t.Type = t.TENSOR,
 ) -> Node:
-    """The module run by PyTorch, as one op; `otherwise`: what it gives, where nothing tells."""
+    """Return the result of a module that PyTorch runs, as one op. `otherwise`: its type if nothing
+    declares it."""
     state_of(c).guard("hooks", ref.path)
     module = state_of(c).object(ref.path, ref.module)
     operands, kwnames = operands_of(c, call)
@@ -130,14 +131,14 @@ def python_module(
 def result_type(
     module: torch.nn.Module, forward: Any, call: Call, otherwise: t.Type = t.TENSOR
 ) -> t.Type:
-    """The type of what a module that PyTorch runs gives; `otherwise`, where nothing tells it."""
+    """Return the result type of a module that PyTorch runs; `otherwise` if nothing declares it."""
     return result_of(type(module), forward, call, otherwise)
 
 
 def result_of(
     kind: type[torch.nn.Module], forward: Any, call: Call, otherwise: t.Type = t.TENSOR
 ) -> t.Type:
-    """The same, of any module of this class."""
+    """Return the result type of modules of this class."""
     given = [*call.args, *(v for k, v in call.keywords.items() if k == "input")]
     for cls in kind.__mro__:
         if cls in _OF_SEQUENCES and given and isinstance(given[0], Value):
@@ -147,12 +148,12 @@ def result_of(
 
 
 def forward_of(module: torch.nn.Module) -> Any:
-    """The forward of a module's class."""
+    """Return the forward of a module's class."""
     return getattr(type(module), "forward", None)
 
 
 def returned(fn: Any, otherwise: t.Type) -> t.Type:
-    """What the annotation of a Python function says that it gives."""
+    """Return the annotated result type of a Python function."""
     annotation = getattr(fn, "__annotations__", {}).get("return", inspect.Parameter.empty)
     if annotation is inspect.Parameter.empty or not isinstance(fn, FunctionType):
         return otherwise
@@ -160,7 +161,7 @@ def returned(fn: Any, otherwise: t.Type) -> t.Type:
 
 
 def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
-    """The arguments of a call as operands, keywords last, and the keywords' names."""
+    """Return the arguments of a call as operands, keywords last, and the keywords' names."""
     if call.unpacked:
         raise c.error(call.node, "`*` of a list of unknown length", "the elements one by one")
     if REST in call.keywords:
@@ -170,14 +171,14 @@ def operands_of(c: Context, call: Call) -> tuple[list[Value], tuple[str, ...]]:
 
 
 def operand(c: Context, call: Call, found: Node) -> Value:
-    """The value that Python is handed: of a module, the module itself."""
+    """Return the value that Python receives; for a module node, the module."""
     if isinstance(found, ModuleRef):
         return state_of(c).object(found.path, found.module)
     return c.as_value(found, call.node)
 
 
 def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
-    """The call of a function marked by `lt.ignore` or `lt.unused`; None for any other."""
+    """Return the result of a function marked by `lt.ignore` or `lt.unused`; None for others."""
     mark = decorators.modifier(fn)
     if mark is None:
         return None
@@ -189,7 +190,8 @@ def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:
 
 
 def call_of_object(c: Context, obj: object, call: Call) -> Node | None:
-    """`obj(x)` where the `__call__` of its class is marked by `lt.ignore`; None for any other."""
+    """Return the result of `obj(x)` if the `__call__` of its class is marked by `lt.ignore`; None
+    for others."""
     method = inspect.getattr_static(type(obj), "__call__", None)
     if decorators.modifier(method) not in decorators.IGNORED:
         return None
@@ -198,14 +200,14 @@ def call_of_object(c: Context, obj: object, call: Call) -> Node | None:
 
 
 def raise_unused(c: Context, fn: FunctionType) -> Node:
-    """The call of a function marked by `lt.unused` raises when the program comes to it."""
+    """Compile a call of a function marked by `lt.unused`, which raises at run time."""
     message = c.const(f"{fn.__qualname__}() is marked as unused, so it is not compiled")
     c.builder.emit("raise", [message], exception="NotImplementedError")
     return c.builder.undef(returned(fn, t.TENSOR))
 
 
 def _given_back(fn: FunctionType, call: Call) -> t.Type | None:
-    """Of `def keep(x: T) -> T`: the type of the argument."""
+    """Return the type of the argument, for `def keep(x: T) -> T`."""
     names = outer_names(fn)
     meant = {key: names.get(str(a), a) for key, a in fn.__annotations__.items()}
     if not isinstance(meant.get("return"), TypeVar) or call.unpacked:
@@ -224,8 +226,8 @@ def python_call(
     target: object = None,
     modules: Sequence[torch.nn.Module] = (),
 ) -> Node:
-    """The call of a Python function when the program runs; `target`: what is called if it is not
-    `fn` itself, `modules`: those that it sees beside its arguments."""
+    """Return the result of a Python function that is called at run time. `target`: what is called
+    if it is not `fn` itself. `modules`: those that it uses besides its arguments."""
     operands, kwnames = operands_of(c, call)
     _note_assigned(c, fn, [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))])
     name = python_objects.name_of(fn if target is None else target)
@@ -235,7 +237,7 @@ def python_call(
 
 
 def _note_assigned(c: Context, fn: Callable[..., Any], modules: Sequence[torch.nn.Module]) -> None:
-    """What `fn`, given these modules, assigns is dynamic; begins again if that was not known."""
+    """Note that attributes assigned by `fn` are dynamic; raises Restart if that is new."""
     if c.modules is None or not isinstance(fn, FunctionType):
         return
     classes = frozenset(type(m) for module in modules for m in module.modules())
@@ -249,13 +251,13 @@ def _note_assigned(c: Context, fn: Callable[..., Any], modules: Sequence[torch.n
 def call_of_package(
     c: Context, obj: Callable[..., Any], call: Call, compile_it: Callable[[], Node]
 ) -> Node:
-    """A call of what comes from an installed package: compiled if that can be done, else run by
-    Python. What it is annotated to give is not relied on."""
+    """Compile a call of an installed package's function if possible, else let Python run it. Its
+    annotations are not relied on."""
     return attempt_or(c, compile_it, lambda _: python_call(c, obj, call, t.ANY), is_installed_file)
 
 
 def is_autograd_function(obj: object) -> bool:
-    """Whether it is `F.apply` of a class derived from torch.autograd.Function."""
+    """Whether it is `F.apply` of a subclass of torch.autograd.Function."""
     return (
         isinstance(obj, MethodType)
         and obj.__func__ is _APPLY
@@ -268,7 +270,8 @@ _APPLY: Any = cast("Any", torch.autograd.Function.apply).__func__
 
 
 def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
-    """`F.apply(x)`, run by Python, with F's own backward; a tensor where forward does not say."""
+    """Return the result of `F.apply(x)`, run by Python with F's own backward. Its type is Tensor
+    unless forward declares another."""
     cls = cast("Any", obj.__self__)
     operands, kwnames = operands_of(c, call)
     target = python_objects.name_of(_applied(cls))
@@ -283,8 +286,8 @@ def _applied(cls: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _assigned_attributes(fn: FunctionType, classes: frozenset[type]) -> frozenset[str]:
-    """The attributes that a function left to Python assigns, of whatever object; and those that
-    methods of these classes assign which it, or such a method, mentions."""
+    """Return the attributes assigned by a function that Python runs, and by the methods of these
+    classes that it mentions, directly or through such methods."""
     found: set[str] = set()
     seen: set[FunctionType] = set()
     waiting = [fn]
@@ -315,12 +318,13 @@ def _methods(classes: frozenset[type], name: str) -> list[FunctionType]:
 def warner(
     category: type[Warning], file: str, line: int, module: str = ""
 ) -> Callable[[str], None]:
-    """`warnings.warn` of one category at this line, the same object for the same ones."""
+    """Return `warnings.warn` for one category at this line, the same object for the same
+    arguments."""
     return functools.partial(warn_at, category=category, file=file, line=line, module=module)
 
 
 def warn_at(message: str, *, category: type[Warning], file: str, line: int, module: str) -> None:
-    """What `warnings.warn` does, as if it stood there."""
+    """Call `warnings.warn` as if from this line."""
     known = vars(sys.modules[module]) if module in sys.modules else _registries
     registry: Any = known.setdefault("__warningregistry__", {})
     name = module or os.path.splitext(file)[0]
@@ -331,7 +335,7 @@ _registries: dict[str, Any] = {}
 
 
 def warn(c: Context, call: Call) -> Node:
-    """`warnings.warn(message, category, stacklevel)`, when the program runs."""
+    """Compile `warnings.warn(message, category, stacklevel)`."""
     given = dict(zip(("message", "category", "stacklevel"), call.args, strict=False))
     given |= call.keywords
     found = given.get("category")
@@ -351,7 +355,7 @@ def warn(c: Context, call: Call) -> Node:
 
 
 def _of_dataclass(fn: FunctionType) -> Callable[[Context, Call], Node]:
-    """A function of `dataclasses`, which Python runs; `replace` gives what it was given."""
+    """Compile a function of `dataclasses`, which Python runs; `replace` keeps the type."""
 
     def compile_call(c: Context, call: Call) -> Node:
         given = c.as_value(call.args[0], call.node)

@@ -8,9 +8,9 @@ and that were bound before; loops over tuples are unrolled.
                                    %acc.2: Tensor = torch.add(%acc, %i, %1)
                                    yield(%true, %acc.2)
 
-Always holds: the types of carried values are the same before, in and after the loop; where the body
-widens one (an int that becomes a tensor), or changes a list that it had relied on, it is compiled
-again. Where the body needs to know the number of the step (`getattr(self, f"conv{i}")`), a loop of
+Invariant: the types of carried values are the same before, in and after the loop. If the body
+widens one (an int that becomes a tensor), or changes a list that was taken as constant, it is
+compiled again. If the body needs the number of the step (`getattr(self, f"conv{i}")`), a loop of
 few steps is unrolled, too. `break` and `return` set flags (see `flow`), and the loop's condition is
 that none is set.
 """
@@ -86,7 +86,7 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
 
 
 def _refused(c: Context, body: _Body, iteration: Iteration) -> CompileError | None:
-    """Compiles a loop; else says why each of its steps must be compiled by itself."""
+    """Compile a loop; return why it must be unrolled, if so."""
     try:
         found = attempt(c, lambda: body.loop(iteration.length))
     except _Unlike as error:
@@ -97,7 +97,7 @@ def _refused(c: Context, body: _Body, iteration: Iteration) -> CompileError | No
 
 
 def _finish(c: Context, node: ast.AST, iteration: Iteration) -> None:
-    """What follows the last element, if the loop got there."""
+    """Compile the code after the last element, if the loop got there."""
     left = exit_flag(c) if iteration.finish is not None else True
     if iteration.finish is None or left is True:
         return
@@ -155,7 +155,7 @@ def loop_over(
     iteration: Iteration,
     body: Callable[[Value], None],
 ) -> None:
-    """A loop around compiled code rather than statements; `names`: where variables are assigned."""
+    """Compile a loop around a compiling function. `names`: variables that it assigns."""
 
     def step(_: Sequence[Step]) -> bool:
         return False
@@ -177,7 +177,8 @@ def loop_over(
 
 
 class _loop_flags:
-    """Gives a loop its own `break` and `continue` flags; `broke`: what the first was at its end."""
+    """A context in which a loop has its own `break` and `continue` flags. `broke`: the value of the
+    first at its end."""
 
     def __init__(self, c: Context) -> None:
         self.c = c
@@ -222,7 +223,7 @@ def _unroll(
 
 
 class _Unlike(Exception):
-    """A carried variable changes to a type that does not go with the one before."""
+    """A carried variable changes to a type that cannot be joined with the one before."""
 
     def __init__(self, error: CompileError) -> None:
         super().__init__(str(error))
@@ -291,7 +292,7 @@ class _Body:
         return truth(self.c, self.test, self.c.value(self.test))
 
     def _still_within(self, index: Value | None) -> Value | None:
-        """For a list or dict that the body changes: whether there is an element left, seen anew."""
+        """For a list or dict that the body changes: compile the test whether an element is left."""
         c, iteration = self.c, self.iteration
         if iteration is None or iteration.within is None or not self.source_changes:
             return None
@@ -369,7 +370,7 @@ class _Body:
         return _Trial(branch.block, condition[0], values)
 
     def _read_before(self) -> dict[str, Poison]:
-        """Iterators from before the loop, which its first iteration may read to their end."""
+        """Return iterators from before the loop that its first iteration may consume."""
         loc = self.c.frame.source.loc(self.node)
         rows = self.c.frame.vars.items()
         return {n: read_once(n, loc) for n, v in rows if self.c.is_iterator(v)}
@@ -413,7 +414,7 @@ class _Body:
         self._poison_locals(names)
 
     def _poison_locals(self, carried: Sequence[str]) -> None:
-        """What the body assigns for the first time may not exist after the loop."""
+        """Poison the variables that the body assigns first: they may not exist after the loop."""
         loc = self.c.frame.source.loc(self.node)
         for name in stored_names(self.assigning) - set(carried):
             if name not in self.c.frame.vars and not name.startswith("$"):
@@ -425,5 +426,5 @@ class _Body:
 
 
 def _may_be_rebound(value: Value) -> bool:
-    """Whether a change in place gives its variable a new value: that of a tensor does."""
+    """Whether an in-place change of the variable rebinds it, as for tensors."""
     return t.is_tensor(value.type) or t.is_dynamic(value.type)

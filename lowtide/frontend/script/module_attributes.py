@@ -68,13 +68,13 @@ _MADE = ("__lowtide_function__", "__lowtide_program__", "__lowtide_saved_program
 
 
 def state_of(c: Context) -> ModuleState:
-    """The state of compiling a module's method."""
+    """Return the state of compiling a module's method."""
     assert c.modules is not None
     return c.modules
 
 
 def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> Node:
-    """`module.name`."""
+    """Compile `module.name`."""
     state, own = state_of(c), vars(ref.module)
     path = join_path(ref.path, name)
     c.assumed.note_class(ref.module)
@@ -112,7 +112,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
 def _note_read(
     c: Context, ref: ModuleRef, name: str, before: object, found: Node, *, is_dynamic: bool
 ) -> None:
-    """For what comes after a call of Python code: see `rechecked`."""
+    """Note the read for a check after calls of Python code: see `rechecked`."""
     is_captured = isinstance(found, Value) and found not in c.builder.makers
     kept = found if is_captured else before
     kept = found.type if is_dynamic and isinstance(found, Value) else kept
@@ -120,20 +120,20 @@ def _note_read(
 
 
 def note_not_replaced(c: Context, ref: ModuleRef, name: str) -> None:
-    """What the class has is meant as long as the module has nothing of this name itself."""
+    """Rely on the class's attribute not being hidden by one of the module itself."""
     own = vars(ref.module)
     if name not in own and not hasattr(type(ref.module), "__lowtide_root__"):
         c.assumed.note_presence(own, name, False)
 
 
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether the module keeps a compiled method there, as those of the class style do."""
+    """Whether the module stores a compiled method there, as modules of the class style do."""
     made = vars(module).get(name)
     return mark_of(made, "__lowtide_function__") is not None and hasattr(type(module), name)
 
 
 def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> Node:
-    """A parameter, buffer or plain attribute, read at call time."""
+    """Return the captured parameter for a parameter, buffer or plain attribute."""
     state, path = state_of(c), join_path(ref.path, name)
     declared = optional_type(ref.module, name) if state.knowledge.as_declared else None
     if declared is not None and t.is_subtype(t.type_of(found) or t.ANY, declared):
@@ -166,8 +166,8 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
 
 
 def _is_function(found: object) -> bool:
-    """Whether it is a function, a class or a Python module; a function may be compiled, traced or
-    loaded, and have arguments that are plain data already."""
+    """Whether it is a function, a class or a Python module. A function may be compiled, traced or
+    loaded, and partially applied to plain data."""
     if isinstance(found, functools.partial):
         given = (*found.args, *found.keywords.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return _is_function(found.func) and all(map(is_literal, given))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
@@ -176,7 +176,7 @@ def _is_function(found: object) -> bool:
 
 
 def _not_held(name: str, found: object) -> tuple[str, str]:
-    """What it is that no program can read, and what to write instead."""
+    """Return the kind of an attribute that no program can read, and the remedy."""
     kind = type(found).__name__
     if isinstance(found, torch.nn.Module):
         return (
@@ -199,7 +199,7 @@ def _holds_modules(found: object) -> bool:
 
 
 def data_type(module: torch.nn.Module, name: str, found: object) -> t.Type | None:
-    """The type of an attribute's value; its annotation says what an empty list holds."""
+    """Return the type of an attribute's value; an annotation decides for an empty list."""
     actual = t.type_of(found)
     if isinstance(found, list | dict) and not found:
         return declared_type(module, name) or actual
@@ -207,7 +207,7 @@ def data_type(module: torch.nn.Module, name: str, found: object) -> t.Type | Non
 
 
 def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
-    """What the class, or `lt.Attribute`, says the attribute's type is."""
+    """Return the type that the class, or `lt.Attribute`, declares for the attribute."""
     own: dict[str, object] = vars(module).get("_lowtide_types", {})
     if name in own:
         return type_from_annotation(own[name], {})
@@ -221,8 +221,8 @@ def declared_type(module: torch.nn.Module, name: str) -> t.Type | None:
 
 
 def optional_type(module: torch.nn.Module, name: str) -> t.Type | None:
-    """The Optional that the user declares an attribute to be, None if he does not; torch.nn's own
-    classes declare most of theirs so."""
+    """Return the Optional type that the user declares for an attribute, None if there is none;
+    torch.nn's own classes declare most of theirs so."""
     bases = filter(is_torch_class, type(module).__mro__)
     if any(name in vars(base).get("__annotations__", {}) for base in bases):
         return None
@@ -262,7 +262,7 @@ def _is_final(module: torch.nn.Module, name: str) -> bool:
 def class_attribute(
     c: Context, node: ast.AST, ref: ModuleRef, mro: tuple[type, ...], name: str
 ) -> Node:
-    """A method, property or constant of the class."""
+    """Return a method, property or constant of the class."""
     found: Any = next((k.__dict__[name] for k in mro if name in k.__dict__), _MISSING)
     if found is _MISSING:
         given = _given_by_python(c, ref, name)
@@ -300,15 +300,15 @@ def _absent(
 
 
 def _names_alike(module: torch.nn.Module, name: str) -> list[str]:
-    """Names that might be meant: the module's own; nn.Module's only where they are very like it."""
+    """Return names that may be meant: the module's own, and very similar ones of nn.Module."""
     inherited = set(dir(torch.nn.Module))
     near = difflib.get_close_matches(name, inherited, 3, 0.8)
     return [n for n in names_of(module) if n not in inherited or n in near]
 
 
 def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: property) -> Node:
-    """A property's getter, inlined; one that is outside the language is read by Python: before the
-    call, or, where that may be too often, too seldom or too early, at its place."""
+    """Compile a property: its getter is inlined. One that does not compile is read by Python:
+    before the call, or at its place if the number or the time of reads matters."""
     getter = found.fget
     assert getter is not None
     fn = unwrap(getter)
@@ -338,15 +338,15 @@ def _property(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: prope
 
 
 def _read_in_place(c: Context, ref: ModuleRef, name: str) -> Value:
-    """What a property gives, read where the program reads it."""
+    """Return the value of a property, read by Python where the program reads it."""
     operands = [state_of(c).object(ref.path, ref.module), c.const(name)]
     target = python_objects.name_of(getattr)
     return c.builder.emit("py.call", operands, [t.TENSOR], target=target, kwnames=()).result
 
 
 def _only_computes(ref: ModuleRef, name: str) -> bool:
-    """Whether it is a weight that PyTorch's own parametrizations make of parameters alone; spectral
-    norm goes on with its power iteration whenever its weight is read."""
+    """Whether it is a weight that a PyTorch parametrization computes from parameters alone.
+    Spectral norm is not: reading its weight advances its power iteration."""
     made = dict(ref.module.named_children()).get("parametrizations")
     steps = () if made is None else dict(made.named_children()).get(name, ())
     kinds = [type(step) for step in cast("Iterable[object]", steps)]
@@ -356,7 +356,7 @@ def _only_computes(ref: ModuleRef, name: str) -> bool:
 
 
 def _given_by_python(c: Context, ref: ModuleRef, name: str) -> Node | None:
-    """What a property or `__getattr__` gives, as it is now; None if it is nothing to capture."""
+    """Return the current value of a property or `__getattr__`; None if it cannot be captured."""
     value: object = getattr(ref.module, name, None)
     modules: list[Any] = list(cast("Any", ref.module).named_modules())
     for inner, module in modules:
@@ -371,7 +371,7 @@ def _given_by_python(c: Context, ref: ModuleRef, name: str) -> Node | None:
 
 
 def super_attribute(c: Context, node: ast.AST, found: Super, name: str) -> Node:
-    """`super().name`."""
+    """Compile `super().name`."""
     if isinstance(found.owner, Value):
         return _object_super(c, node, found, found.owner, name)
     mro = type(found.owner.module).__mro__
@@ -380,7 +380,7 @@ def super_attribute(c: Context, node: ast.AST, found: Super, name: str) -> Node:
 
 
 def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: str) -> Node:
-    """`super().name` of an object of a plain class."""
+    """Compile `super().name` of an object of a plain class."""
     cls = classes.class_of(owner.type)
     mro = cls.__mro__ if cls is not None else ()
     after = mro[mro.index(found.cls) + 1 :] if found.cls in mro else mro
@@ -396,7 +396,7 @@ def _object_super(c: Context, node: ast.AST, found: Super, owner: Value, name: s
 
 
 def _nothing() -> None:
-    """What `object.__init__` does."""
+    """Do nothing, as `object.__init__`."""
 
 
 # --- attributes that the program assigns -------------------------------------------------------
@@ -430,7 +430,7 @@ def _dynamic_type(c: Context, ref: ModuleRef, name: str, found: object) -> t.Typ
 def store_module_attribute(
     c: Context, node: ast.AST, ref: ModuleRef, name: str, value: Node
 ) -> None:
-    """`module.name = value`."""
+    """Compile `module.name = value`."""
     state = state_of(c)
     knowledge, own = state.knowledge, vars(ref.module)
     if name in own["_modules"] or not isinstance(value, Value):
@@ -466,7 +466,7 @@ def store_module_attribute(
 
 
 def module_value(c: Context, node: ast.AST, ref: ModuleRef) -> Value:
-    """A module where a value is needed: only functions left to Python take one."""
+    """Return the value of a module. Only functions that Python runs take one."""
     raise c.error(node, f"{describe(ref)} cannot be used as a value", "a call of it, or @lt.ignore")
 
 

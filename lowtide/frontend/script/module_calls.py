@@ -6,8 +6,8 @@ In: a ModuleRef or BoundMethod, and a call's arguments. Out: the ops of the meth
     self.plot(x)     py.call(%self, %x) {target="net.Net.plot"} for a method marked @lt.ignore
     self.rnn(x)      call_module(%rnn, %x) {why="…"} where torch.nn's own forward does not compile
 
-Always holds: a module of the user's that cannot be compiled is a CompileError at its own line; only
-PyTorch's own modules, and parts that come from installed packages, are left to Python.
+Invariant: a user's module that cannot be compiled is a CompileError at its own line. Only PyTorch's
+own modules, and modules from installed packages, are called by Python instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
-    """`module(args)`, hooks included."""
+    """Compile `module(args)`, hooks included."""
     if hasattr(type(ref.module), "__prepare_scriptable__"):
         problem = (
             f"the submodule {ref.path!r} defines __prepare_scriptable__, which is not called here"
@@ -85,7 +85,7 @@ def call_module(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 
 def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
-    """`module.forward(args)` of the root: its hooks are run around the program."""
+    """Compile `module.forward(args)` of the root, whose hooks PyTorch runs around the program."""
     return _or_python(c, ref, call, "forward")
 
 
@@ -141,7 +141,8 @@ def _compiled(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
 
 
 def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
-    """`module.method(args)`; a forward of torch.nn that does not compile is called as it is."""
+    """Compile `module.method(args)`. A forward of torch.nn that does not compile is called by
+    PyTorch."""
     fn: FunctionType = cast("Any", method).fn
     owner = method.owner
     if fn.__name__ != "forward" or not isinstance(owner, ModuleRef) or not _is_torch(fn):
@@ -157,7 +158,7 @@ def call_method(c: Context, method: BoundMethod, call: Call) -> Node:
 
 
 def call_finished(c: Context, method: FinishedMethod, call: Call) -> Node:
-    """`module.method(args)` of a traced or loaded module."""
+    """Inline `module.method(args)` of a traced or loaded module."""
     program = module_program(method.ref, method.name)
     assert program is not None
     return call_module_program(c, method.ref, program, call)
@@ -197,7 +198,7 @@ def is_torch_function(fn: FunctionType) -> bool:
 
 
 def make_super(c: Context, call: Call) -> Node:
-    """`super()` and `super(Net, self)`."""
+    """Compile `super()` and `super(Net, self)`."""
     if call.args:
         cls, owner = (*call.args, None)[:2]
         cls = cls.obj if isinstance(cls, PythonObject) else None
@@ -211,7 +212,7 @@ def make_super(c: Context, call: Call) -> Node:
 
 
 def call_members(c: Context, members: Members, call: Call) -> Node:
-    """`self.layers[1:](x)` where the layers are an nn.Sequential."""
+    """Compile `self.layers[1:](x)`, where the layers are an nn.Sequential."""
     if not members.chained:
         raise c.error(call.node, "a list of modules cannot be called", "a loop over it")
     (value,) = call.args

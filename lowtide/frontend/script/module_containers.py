@@ -47,8 +47,8 @@ _DICTS = (nn.ModuleDict, nn.ParameterDict)
 
 
 def _keys(c: Context, ref: ModuleRef) -> list[str]:
-    """The attribute names of the elements, in order; those of modules alone are looked at in each
-    call as it is."""
+    """Return the attribute names of the elements, in order. Those of modules are checked at each
+    call."""
     if isinstance(ref.module, nn.ParameterList | nn.ParameterDict | nn.ModuleDict):
         c.assumed.note_answer(ref.module, "keys", functools.partial(_keys_of, ref.module))
     return _keys_of(ref.module)
@@ -69,7 +69,7 @@ def _element(c: Context, node: ast.AST, ref: ModuleRef, key: str) -> Node:
 
 
 def elements(c: Context, node: ast.AST, ref: ModuleRef) -> Sequence[Node]:
-    """What a loop over the container gives: its elements, or the keys of a dict."""
+    """Return the elements of a loop over the container: modules, or the keys of a dict."""
     if isinstance(ref.module, _DICTS):
         return [c.const(k) for k in _keys(c, ref)]
     if isinstance(ref.module, _LISTS):
@@ -82,7 +82,7 @@ def elements(c: Context, node: ast.AST, ref: ModuleRef) -> Sequence[Node]:
 
 
 def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
-    """`container[index]`."""
+    """Compile `container[index]`."""
     own = call_own(c, node, ref, "__getitem__", [_key(c, node.slice)])
     if own is not None:
         return own
@@ -116,7 +116,7 @@ def item(c: Context, node: ast.Subscript, ref: ModuleRef) -> Node:
 
 
 def _position(c: Context, node: ast.Subscript, ref: Node, index: Value) -> Value:
-    """The index of an element, as an int."""
+    """Return the index of an element, as an int."""
     if index.type in (t.FLOAT, t.STR, t.COMPLEX, t.NONE):
         problem = f"{describe(ref)} is indexed by a value of type {index.type}"
         raise c.error(node.slice, problem, "an int")
@@ -137,7 +137,7 @@ def _index(c: Context, node: ast.expr) -> object:
 
 
 def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
-    """`members[index]`."""
+    """Compile `members[index]`."""
     index = _index(c, node.slice)
     if isinstance(index, slice):
         return Members(members.nodes[index], members.chained)
@@ -154,15 +154,15 @@ def member_item(c: Context, node: ast.Subscript, members: Members) -> Node:
 
 
 def members_value(c: Context, node: ast.AST, members: Members) -> Value:
-    """A sequence of values as a tuple."""
+    """Return a sequence of values as a tuple."""
     return c.builder.tuple_make([c.as_value(n, node) for n in members.nodes])
 
 
 def compare_nodes(
     c: Context, node: ast.AST, op: ast.cmpop, left: Node, right: Node
 ) -> Value | None:
-    """`module is None`, `callback is None`, `"key" in self.layers`; None if that is not for here
-    to decide."""
+    """Compile `module is None`, `callback is None`, `"key" in self.layers`; return None for other
+    comparisons."""
     if isinstance(op, ast.In | ast.NotIn):
         own = call_own(c, node, right, "__contains__", [left])
         if own is not None:
@@ -182,7 +182,7 @@ def compare_nodes(
 
 
 def _is_among(c: Context, node: ast.AST, sought: Node, members: Sequence[Node]) -> Value:
-    """`sought in members`; a value that only the run knows is compared with each then."""
+    """Compile `sought in members`. A value known at run time is compared with each member then."""
     known, objects = _object(c, sought), [_object(c, m) for m in members]
     if known is not UNKNOWN and UNKNOWN not in objects:
         return c.const(known in objects)
@@ -261,7 +261,7 @@ def _names_listed(
 
 
 def _tensors(kind: str, named: bool) -> Method:
-    """`parameters()`, `named_buffers()`, …, each tensor once."""
+    """Return the tensors of `parameters()`, `named_buffers()`, …, each once."""
 
     def method(c: Context, ref: ModuleRef, call: Call) -> Node:
         assert c.modules is not None

@@ -59,7 +59,8 @@ _LITERALS = (bool, int, float, str, tuple)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodProgram:
-    """`callees`: see `ModuleState`; `leaves` and `assumed`: see `leaves` and `outside`."""
+    """The program of a method. `callees`: see `ModuleState`. `leaves`, `assumed`: see `leaves` and
+    `outside`."""
 
     function: Function
     guards: tuple[Guard, ...]
@@ -69,7 +70,7 @@ class MethodProgram:
 
 
 def method_types(fn: FunctionType, arg_types: Sequence[Type | None]) -> dict[str, Type]:
-    """The type of every parameter but the first, which is the module."""
+    """Return the type of every parameter but the first, which is the module."""
     names = signature_types(fn, [None, *arg_types])
     return dict(list(names.items())[1:])
 
@@ -187,7 +188,7 @@ def _defaults(fn: FunctionType) -> dict[str, object]:
 
 
 def without_unused_captures(fn: Function, wanted: Container[int | str] = ()) -> Function:
-    """The function with only those captured parameters that an op uses, containers, and those whose
+    """Return the function without unused captured parameters, except containers and those whose
     paths are `wanted`."""
     used = {v for op in fn.walk() for v in op.operands}
     count = len(fn.arguments)

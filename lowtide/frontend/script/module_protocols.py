@@ -23,7 +23,7 @@ from lowtide.frontend.script.source import unwrap
 def call_own(
     c: Context, node: ast.AST, found: Node, name: str, args: Sequence[Node] = ()
 ) -> Node | None:
-    """`module.name(*args)`, if it is a module whose class, not PyTorch's, has the method."""
+    """Compile `module.name(*args)`, if the user's class defines the method; else return None."""
     if not isinstance(found, ModuleRef):
         return None
     fn = inspect.getattr_static(type(found.module), name, None)
@@ -35,7 +35,7 @@ def call_own(
 
 
 def make_iterator(c: Context, call: Call) -> Node:
-    """`iter(x)` as the result of an `__iter__`, which is read once, by a loop: x itself."""
+    """Compile `iter(x)` in an `__iter__` as x itself: a loop reads it once."""
     if c.frame.fn.__name__ != "__iter__" or len(call.args) != 1:  # pyright: ignore[reportFunctionMemberAccess]
         raise c.error(call.node, "iter() is compiled in `__iter__` only", "a loop over it")
     return call.args[0]

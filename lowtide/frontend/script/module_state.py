@@ -6,8 +6,8 @@ tensor, and `Guard`s.
     self.fc.weight   →   %weight: Tensor @ "fc.weight"
     self.fc.bias     →   where it is None: a constant None, and Guard("none", "fc.bias")
 
-Always holds: the program is right for every state of the modules in which each guard gives the
-value, and each captured value has the type, that it had while compiling.
+Invariant: the program is right for every state of the modules in which each guard has the same
+value, and each captured value the same type, as while compiling.
 
 An attribute that the program assigns is *dynamic*: it is read and written in place. If the compiler
 finds an assignment after it has captured the attribute, it raises `Restart` and begins again.
@@ -40,8 +40,8 @@ HOOKS: Final = (  # where nn.Module keeps them
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A fact about the modules that a program relies on; `other`: the second path of "same", the
-    type that "fits" asks for."""
+    """A fact about the modules that a program relies on. `other`: the second path of "same", or the
+    type of "fits"."""
 
     kind: Kind
     path: str
@@ -106,8 +106,8 @@ class ModuleState:
     )
 
     def capture(self, path: str, found: object, type_: t.Type) -> Value:
-        """The captured parameter for what lies at `path`; one for each tensor, list or dict, by
-        whatever path."""
+        """Return the captured parameter for the object at `path`; one for each tensor, list or
+        dict, whatever its path."""
         known = self._values.get(path)
         if known is not None:
             return known
@@ -129,12 +129,12 @@ class ModuleState:
         return value
 
     def note_dynamic(self, module: torch.nn.Module, name: str, value: Value, type_: t.Type) -> None:
-        """Notes what was read of, or put into, an attribute of this type that is assigned."""
+        """Note the type of what the program reads from, or writes to, a dynamic attribute."""
         self._dynamic.append(((id(module), name), value, type_))
 
     def settle(self) -> None:
-        """Raises Restart if the program has put into a list or dict what it was not known to hold:
-        branches before that were decided by what it held."""
+        """Raises Restart if the program puts other types into a list or dict than it held: earlier
+        branches were decided by these."""
         grown = {p: v.type for p, v in self._values.items() if v.type != self._given[p]}
         self.knowledge.container_types.update(grown)
         types = self.knowledge.attribute_types
@@ -146,15 +146,15 @@ class ModuleState:
             raise Restart(", ".join(grown))
 
     def object(self, path: str, module: torch.nn.Module) -> Value:
-        """The module itself, as an operand of an op that the driver runs."""
+        """Return the module itself, as an operand of an op that the driver runs."""
         return self.capture(path, module, t.ClassType(python_objects.name_of(type(module))))
 
     def guard(self, kind: Kind, path: str) -> None:
-        """Relies on this fact."""
+        """Rely on this fact."""
         self.guards[Guard(kind, path)] = None
 
     def note_call(self, owner: int, name: str, arguments: Sequence[object]) -> None:
-        """Notes the types that one of `callees` is called with."""
+        """Note the argument types of a call of one of `callees`."""
         known = self.callees.get((owner, name))
         types = tuple(a.type for a in arguments if isinstance(a, Value))
         if known is not None and len(types) == len(arguments):
@@ -162,13 +162,13 @@ class ModuleState:
 
 
 def join_path(path: str, name: str) -> str:
-    """`layers` and `0` → `layers.0`; the root's path is empty."""
+    """Return the path of a name below a path: `layers.0`; the root's path is empty."""
     return f"{path}.{name}" if path else name
 
 
 def root_of(module: Any) -> torch.nn.Module:
-    """The user's own module behind a compiled one; of one that torch.jit has traced the module that
-    holds its state; any other as it is."""
+    """Return the user's module behind a compiled one; for a torch.jit trace the module that holds
+    its state; any other module itself."""
     own = getattr(cast("type[object]", type(module)), "__lowtide_root__", None)
     if own is not None:
         return own.__get__(module)
@@ -178,14 +178,14 @@ def root_of(module: Any) -> torch.nn.Module:
 
 
 def child(module: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    """The submodule of this name, unwrapped."""
+    """Return the submodule of this name, unwrapped."""
     found = vars(module)["_modules"].get(name)
     return None if found is None else root_of(found)
 
 
 def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
-    """The module that owns what lies at `path`, and its name there ("" for the root itself). For
-    "@name|path" it is another root, perhaps a dict of globals."""
+    """Return the module that owns the object at `path`, and its name there ("" for the root
+    itself). For "@name|path" the root is another one, perhaps a dict of globals."""
     if path.startswith("@"):
         name, _, path = path[1:].partition("|")
         root = cast("torch.nn.Module", python_objects.find(name))
@@ -199,7 +199,7 @@ def follow(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
 
 
 def own_call(module: torch.nn.Module) -> FunctionType | None:
-    """The `__call__` that the user's class defines in place of nn.Module's."""
+    """Return the `__call__` that the user's class defines, None if it is nn.Module's."""
     found = inspect.getattr_static(type(module), "__call__")
     is_own = isinstance(found, FunctionType) and not _is_pytorchs(found)
     return cast("FunctionType", found) if is_own else None
@@ -210,10 +210,10 @@ def _is_pytorchs(fn: FunctionType) -> bool:
 
 
 def is_torch_class(cls: type | FunctionType) -> bool:
-    """Whether a class, or a method of one, is PyTorch's own."""
+    """Whether a class, or a method of one, is PyTorch's."""
     return str(cls.__module__).split(".")[0] == "torch"  # None: made by exec
 
 
 def names_of(module: torch.nn.Module) -> Iterable[str]:
-    """Every name that might be meant, for the message about one that is not there."""
+    """Return every name that may be meant, for an error about a missing one."""
     return {n for n in dir(module) if not n.startswith("_")}

@@ -27,7 +27,7 @@ INPLACE_OPERATORS: Final = frozenset({
 
 
 def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names that are assigned anywhere in these nodes."""
+    """Return the names that are assigned anywhere in these nodes."""
     found: set[str] = set()
     for root in nodes:
         for node in _without_scopes(root):
@@ -42,7 +42,7 @@ def stored_names(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
-    """The names whose value may be changed in place: `x[i] = v`, `x.add_(y)`."""
+    """Return the names whose value may be changed in place: `x[i] = v`, `x.add_(y)`."""
     found: set[str] = set()
     for root in nodes:
         for node in ast.walk(root):
@@ -57,7 +57,7 @@ def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def is_inplace(method: str) -> bool:
-    """Whether a tensor's method changes it: `add_`, `zero_`; but not `__len__`."""
+    """Whether a tensor method changes its tensor: `add_`, `zero_`; but not `__len__`."""
     return method.endswith("_") and not method.endswith("__")
 
 
@@ -89,14 +89,14 @@ def _writes(
 
 
 def _given(source: str, args: Sequence[Value], named: Mapping[str, Value]) -> Mapping[str, Value]:
-    """The arguments by the names of the parameters, as far as Python tells."""
+    """Return the arguments by parameter name, as far as the signature tells."""
     names = _parameters(source)
     return {**dict(zip(names, args, strict=False)), **named}
 
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(source: str) -> Sequence[str]:
-    """The names of a function's parameters, none for a builtin."""
+    """Return the names of a function's parameters, none for a builtin."""
     function = resolve(source) if source.partition(".")[0] in ("torch", "F", "Tensor") else None
     try:
         return tuple(inspect.signature(function).parameters) if function is not None else ()
@@ -105,7 +105,8 @@ def _parameters(source: str) -> Sequence[str]:
 
 
 def after(loop: ast.AST, function: ast.AST) -> list[list[ast.AST]]:
-    """What runs after a loop, body by body: the statements behind it, and loops around it again."""
+    """Return what runs after a loop, body by body: the statements after it, and enclosing loops
+    again."""
     return _after(loop, [function]) or []
 
 
@@ -136,7 +137,7 @@ def is_read_first(name: str, bodies: Sequence[Sequence[ast.AST]]) -> bool:
 
 
 def _first_use(name: str, nodes: Sequence[ast.AST | None]) -> bool | None:
-    """True: may be read first; False: surely assigned first; None: neither, as far as known."""
+    """True: may be read first. False: certainly assigned first. None: neither."""
     jumped = False  # then what follows may not run
     for node in nodes:
         found = _use_in(name, node)
@@ -185,7 +186,7 @@ def _use_in(name: str, node: ast.AST | None) -> bool | None:
 def _either(
     name: str, first: Sequence[ast.AST], one: Sequence[ast.AST], other: Sequence[ast.AST]
 ) -> bool | None:
-    """After `first`, one of two ways."""
+    """Return the result for `first`, followed by one of two alternatives."""
     found = _first_use(name, first)
     if found is not None:
         return found
@@ -194,7 +195,7 @@ def _either(
 
 
 def occurrences(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
-    """Where the name stands, about in the order in which Python gets there."""
+    """Yield the uses of the name, approximately in the order of evaluation."""
     for node in nodes:
         if isinstance(node, ast.Name):
             if node.id == name:
@@ -204,7 +205,7 @@ def occurrences(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.Name]:
 
 
 def in_order(node: ast.AST) -> list[ast.AST]:
-    """The parts of a node, about in the order in which Python gets there."""
+    """Yield the parts of a node, approximately in the order of evaluation."""
     match node:
         case ast.Assign(targets, value):
             return [value, *targets]
@@ -226,7 +227,7 @@ _SCOPES = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda
 
 
 def _without_scopes(root: ast.AST) -> Iterator[ast.AST]:
-    """As ast.walk, but not into what has variables of its own."""
+    """Like ast.walk, but not into nodes with variables of their own."""
     yield root
     if isinstance(root, _SCOPES):
         yield from (ast.Name(name, ast.Store()) for name in named_inside(root))
@@ -236,7 +237,7 @@ def _without_scopes(root: ast.AST) -> Iterator[ast.AST]:
 
 
 def named_inside(root: ast.AST) -> set[str]:
-    """The variables of the function that `:=` assigns in a comprehension."""
+    """Return the variables of the function that `:=` assigns in a comprehension."""
     if isinstance(root, ast.Lambda):
         return set()
     inner = (child for child in ast.iter_child_nodes(root))

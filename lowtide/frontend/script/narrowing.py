@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def narrow(c: Context, test: ast.expr, outcome: bool) -> None:
-    """Rebinds the variables of which the test tells something."""
+    """Rebind the variables that the test narrows."""
     for name, find_type in _facts(c, test, outcome):
         value = c.frame.vars.get(name)
         if not isinstance(value, Value):
@@ -42,7 +42,7 @@ def narrow(c: Context, test: ast.expr, outcome: bool) -> None:
 def narrowed(
     c: Context, test: ast.expr, outcome: bool, compile_body: Callable[[], Result]
 ) -> Callable[[], Result]:
-    """`compile_body`, to be called where the test went that way."""
+    """Return `compile_body` with the narrowing of this branch of the test."""
 
     def with_narrowed() -> Result:
         outer = dict(c.frame.vars)
@@ -124,20 +124,21 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
 
 
 def _left(type_: Type, tested: Sequence[Type]) -> Type:
-    """What a value of this type still is where it is of none of the tested ones: no list of ints
-    that is no list, but a size, of which the same type is said."""
+    """Return the type of a value that is of none of the tested types. A list of ints may still be a
+    size, which is no list but has the same IR type."""
     no_list = type_ == t.ListType(t.INT) and any(t.is_subtype(type_, x) for x in tested)
     return t.ANY if no_list else type_
 
 
 def _tells_all(type_: Type) -> bool:
-    """Whether a value found to be of this type can be compiled as such: no subclass is missed."""
+    """Whether a value found to be of this type can be compiled as such: no subclass is possible."""
     cls = classes.class_of(type_)
     return cls is None or (cls.__module__ != "builtins" and not type.__subclasses__(cls))
 
 
 def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
-    """Whether a value of this type is of one of the tested ones; None if the run decides."""
+    """Whether a value of this type is of one of the tested types; None if that is known at run
+    time."""
     if type_ == t.ListType(t.INT):
         return _is_one_of_ints(tested)
     named = [x for x in tested if isinstance(x, t.TupleType) and x.cls]
@@ -167,7 +168,7 @@ def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bo
 
 
 def _is_one_of_ints(tested: Sequence[Type]) -> bool | None:
-    """`is_one` for a list of ints: a size, which is a tuple and no list, has this type, too."""
+    """`is_one` for a list of ints; a size, which is a tuple, has this IR type, too."""
     known = [cls for x in tested if (cls := classes.class_of(x)) is not None]
     as_list = any(t.is_subtype(t.ListType(t.INT), x) for x in tested)
     as_list |= any(issubclass(list, cls) for cls in known)
@@ -181,7 +182,7 @@ def _is_one_of_ints(tested: Sequence[Type]) -> bool | None:
 
 
 def exact_class(type_: Type) -> type | None:
-    """What `type(value)` is for every value of this type, if that is known."""
+    """Return `type(value)` for every value of this type, None if it is unknown."""
     if t.is_dynamic(type_) or isinstance(type_, t.OptionalType | t.UnionType):
         return None
     if isinstance(type_, t.TupleType) and type_.names and not type_.cls:
@@ -191,7 +192,7 @@ def exact_class(type_: Type) -> type | None:
 
 
 def python_class(type_: Type) -> type:
-    """The class of values of this type; `object` if they may be of any."""
+    """Return the class of values of this type; `object` if they may be of any."""
     match type_:
         case t.ListType():
             return list
@@ -211,7 +212,7 @@ _PYTHON: dict[Type, type] = {
 
 
 def members(type_: Type) -> list[Type]:
-    """The types of which a value of this type has one."""
+    """Return the alternatives of a union or Optional type."""
     match type_:
         case OptionalType(elem):
             return [*members(elem), t.NONE]
