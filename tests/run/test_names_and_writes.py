@@ -49,6 +49,26 @@ def program(names: list[str], write: str, under: str) -> str:
     return "\n".join(["def program(x):", *(f"    {line}" for line in lines)])
 
 
+def one_of_two(x: Tensor) -> Tensor:
+    y = x * 1
+    first, _ = y.unbind()
+    first.mul_(2)
+    return y
+
+
+def beside_two(x: Tensor) -> Tensor:
+    y = x * 1
+    first, _ = y.chunk(2)
+    y.mul_(2)
+    return first * 2
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fn", [one_of_two, beside_two])
+def test_one_of_several_views(fn: Callable[..., Any], grad: bool) -> None:
+    agree(fn, lambda: (values(2, 3, grad=grad),), "script")
+
+
 def values(*shape: int, grad: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(*shape, generator=generator).requires_grad_(grad)

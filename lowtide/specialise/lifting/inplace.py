@@ -201,6 +201,8 @@ def _writable(host: Host, x: Abs) -> Abs:
         raise Unsupported("changes a tensor in place of which there may be a copy")
     if host.b.records and _is_detached(host, x):
         raise Unsupported("changes a tensor in place without autograd seeing it")
+    if host.activity.carries(root.value, 0) and _has_several(host, root, x):
+        raise Unsupported("changes one of several views in place, which autograd may refuse")
     if root.value.name in host.b.program.inputs:  # a copy of that: it becomes a value of its own
         source = root.value
         load = host.b.load
@@ -216,6 +218,11 @@ def _is_detached(host: Host, x: Abs) -> bool:
     while made is not None and made.record.name not in DETACHED:
         made = host.views.get(made.base)
     return made is not None
+
+
+def _has_several(host: Host, root: Abs, x: Abs) -> bool:
+    """Are there parts of the tensor that `split`, `chunk` or `unbind` gave?"""
+    return any(v.item is not None and root_of(v) is root for v in (*host.views, x))
 
 
 def _same_part(op: Op, x: Abs, t: Abs) -> bool:
