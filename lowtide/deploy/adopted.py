@@ -60,8 +60,8 @@ def adopted_attribute(module: torch.nn.Module, name: str, value: Any) -> Any:
     found = _adopted(value, {cls.__name__: cls})
     if not isinstance(found, cls):
         raise TypeError(
-            f"`{name}` holds the {cls.__name__} of the file, which is another class than this "
-            f"{cls.__name__}; change the attributes of the one that is there"
+            f"`{name}` holds an object of the file's class {cls.__name__}, which is not this "
+            f"{cls.__name__}; assign the attributes of that object instead"
         )
     return found
 

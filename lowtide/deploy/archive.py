@@ -124,7 +124,7 @@ class Archive:
         """Raises LoadError for an entry that this version's files do not have."""
         for name in self.infos:
             if not is_entry_name(name):
-                raise LoadError(f"the file has an entry {name!r}, which no Lowtide writes")
+                raise LoadError(f"the file has an unknown entry {name!r}")
 
     def info(self, name: str) -> zipfile.ZipInfo:
         """What the table of contents says; raises LoadError."""
@@ -151,7 +151,7 @@ def open_archive(f: Target) -> Generator[Archive]:
         elif hasattr(cast("Any", f), "read") and hasattr(cast("Any", f), "seek"):
             file = f
         else:
-            raise TypeError(f"lt.load takes a path or a binary file that seeks, not {f!r}")
+            raise TypeError(f"lt.load takes a path or a seekable binary file, not {f!r}")
         with reading("the zip"):
             size = file.seek(0, os.SEEK_END)
             made = stack.enter_context(zipfile.ZipFile(file))
@@ -178,7 +178,7 @@ def _check_table(infos: list[zipfile.ZipInfo], size: int) -> None:
                 "programs that run when they are read; lt.save writes files for lt.load"
             )
         if not _is_inside(name):
-            raise LoadError(f"the file has an entry {name!r}, which leads out of a folder")
+            raise LoadError(f"the file has an entry {name!r}, which is a path out of the archive")
         _check_entry(info)
     _check_places(infos, size)
 
@@ -190,20 +190,18 @@ def _check_entry(info: zipfile.ZipInfo) -> None:
     if info.flag_bits & 0x1:
         raise LoadError(f"the entry {name!r} is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise LoadError(f"the entry {name!r} is compressed in a way that is not read")
+        raise LoadError(f"the entry {name!r} uses an unsupported compression method")
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        raise LoadError(f"the entry {name!r} has two sizes")
+        raise LoadError(f"the entry {name!r} has inconsistent sizes")
     if info.file_size > max(limits.RATIO_FROM_BYTES, limits.RATIO * info.compress_size):
-        raise LoadError(
-            f"the entry {name!r} says it grows from {info.compress_size} to {info.file_size} bytes"
-        )
+        raise LoadError(f"the entry {name!r} claims to expand to {info.file_size} bytes")
 
 
 def _check_ends(infos: list[zipfile.ZipInfo], end: bytes) -> None:
     """Nothing lies in front of the first entry or behind the table of contents."""
     is_last = end.startswith(_END_MAGIC) and end.endswith(b"\0\0")  # and it has no comment
     if not is_last or (infos and min(i.header_offset for i in infos) != 0):
-        raise LoadError("the file has bytes around the zip, which no Lowtide writes")
+        raise LoadError("the file has bytes before or after the zip archive")
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int) -> None:

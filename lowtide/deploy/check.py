@@ -103,7 +103,7 @@ class _Checker:
         receiver = 1 if op.name == "py.call_method" else 0
         fits = isinstance(names, tuple) and len(names) <= len(op.operands) - receiver  # pyright: ignore[reportUnnecessaryIsInstance]
         if not fits or not all(map(limits.is_identifier, names)):
-            raise Refusal(f"{op.name} with keywords that are no names", op.loc)
+            raise Refusal(f"{op.name} with keywords that are not identifiers", op.loc)
         return cast("tuple[str, ...]", names)
 
     def call_torch(self, op: Op) -> None:
@@ -146,13 +146,15 @@ class _Checker:
 
     def format(self, op: Op) -> None:
         if not is_flat(str(op.attrs["template"])):
-            raise Refusal("a template that reaches into its operands", op.loc, "f'{x.y}'")
+            raise Refusal(
+                "a template that reads attributes or items of its operands", op.loc, "f'{x.y}'"
+            )
 
     def template(self, op: Op) -> None:
         maker = self.makers.get(op.operands[0]) if op.operands else None
         text = maker.attrs.get("value") if maker is not None and maker.name == "const" else None
         if not isinstance(text, str) or not is_flat(text):
-            raise Refusal("str.format() of a text that is not known", op.loc, "an f-string")
+            raise Refusal("str.format() of a string that is not constant", op.loc, "an f-string")
 
     def raises(self, op: Op) -> None:
         name = str(op.attrs["exception"])
@@ -172,7 +174,7 @@ class _Checker:
         maker = self.makers.get(op.operands[0])
         if maker is None or maker.attrs.get("target") not in MODES:
             raise Refusal(
-                "`with` of a context manager of Python's",
+                "`with` on a Python context manager",
                 op.loc,
                 "torch.no_grad() and the like, or a function without `with`",
             )
@@ -190,7 +192,7 @@ class _Checker:
         if "cls" in op.attrs:
             names = self.fields(named_class(op))
             if not names or len(names) != len(op.operands):
-                raise Refusal("a tuple of a class that is no named tuple", op.loc)
+                raise Refusal("a tuple of a class that is not a named tuple", op.loc)
 
     def isinstance(self, op: Op) -> None:
         self.type(t.parse_type(str(op.attrs["type"])), op.loc)
@@ -203,7 +205,7 @@ class _Checker:
                 remedy = "lt.trace under torch.no_grad(), where what its forward calls is recorded"
             raise Refusal(f"a call of the Python function {target[:80]}", op.loc, remedy)
         if self.kwnames(op) or len(op.operands) != 1:
-            raise Refusal("a warning of more than a message", op.loc)
+            raise Refusal("a warning with more than a message", op.loc)
 
     def call_module(self, op: Op) -> None:
         why = str(op.attrs.get("why", ""))[:200]

@@ -50,11 +50,11 @@ def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
     reason = only_python(root) or why_not_saved(root)
     remedy = "remove the hook, or save a module whose forward calls this one"
     if own_call(root) is not None:
-        reason, remedy = "its class defines __call__", "what it does in forward, then save"
+        reason, remedy = "its class defines __call__", "move its code to forward, then save"
     for part in root.modules():
         if modifier(getattr(type(part), "__getstate__", None)) is not None:
             reason = f"the __getstate__ of {type(part).__name__} is exported"
-            remedy = "the attributes as they are to be in the file, which holds them all"
+            remedy = "plain attributes instead of __getstate__: the file stores all of them"
     if reason:
         raise CompileError(f"{type(root).__name__} cannot be saved: {reason}", remedy=remedy)
     methods = {name: make_or_get(m, name) for name in dict.fromkeys(names_of(m, root))}

@@ -93,5 +93,5 @@ def no_program(name: str, programs: Sequence[Program], types: Types) -> NoProgra
     known = {f"({', '.join(str(p.type) for p in s.function.arguments)})" for s in programs}
     return NoProgram(
         f"{name}() was saved for {' and '.join(sorted(known))}, not for "
-        f"({', '.join(map(str, types))}); call it so before saving it"
+        f"({', '.join(map(str, types))}); call it with such arguments before saving it"
     )

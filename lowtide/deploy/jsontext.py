@@ -56,7 +56,7 @@ def parse(raw: bytes, what: str) -> Node:
 
 
 def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _int(word: str) -> int:
@@ -68,14 +68,14 @@ def _int(word: str) -> int:
 def _float(word: str) -> float:
     value = float(word)
     if value in (float("inf"), float("-inf")):
-        raise ValueError(f"{word[:40]} is beyond what a float holds")
+        raise ValueError(f"{word[:40]} is out of the range of a float")
     return value
 
 
 def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("a name occurs twice in an object")
     return found
 
 

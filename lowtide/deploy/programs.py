@@ -84,9 +84,8 @@ def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:
 
 def _no_variadic(name: str) -> CompileError:
     return CompileError(
-        f"{name}() takes `*args`, and has not been called yet: how many there are decides its "
-        "program",
-        remedy="a call with as many arguments as the saved program shall take",
+        f"{name}() takes `*args`, and has not been called yet: their number decides its program",
+        remedy="a call with the number of arguments that the saved program should take",
     )
 
 

@@ -95,7 +95,7 @@ def _function(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Funct
         raise LoadError(f"{code}: {error.problem} may not be in a file ({error.loc})") from error
     except _BROKEN as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:300]
-        raise LoadError(f"{code} is not a program as Lowtide writes it: {why}") from error
+        raise LoadError(f"{code} is not a valid program: {why}") from error
     return function
 
 
@@ -108,7 +108,7 @@ def _check_text(text: str) -> None:
             raise ValueError(f"a line of {len(line)} characters")
         indent = _INDENT.match(line)
         if indent is not None and indent.end() > 4 * limits.NESTING:
-            raise ValueError("blocks in blocks, too deep")
+            raise ValueError("blocks nested too deep")
 
 
 def _check_path(code: str, root: torch.nn.Module, path: str) -> None:

@@ -52,7 +52,7 @@ class Record:
         cls = type(self)
         entry = cls.__lowtide_entry__
         if entry.options is None:
-            raise TypeError(f"{cls.__name__} comes from a file without its __init__")
+            raise TypeError(f"{cls.__name__} is a class from a file, which has no __init__")
         fields = [f for f in entry.fields if f.init]
         given = _bound(cls.__name__, fields, args, kwargs)
         for name, value in given.items():

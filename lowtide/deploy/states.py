@@ -54,7 +54,7 @@ def _taken(found: Type, type_: Type) -> bool:
 
 Difference = tuple[str, str]  # what differs, what to write instead
 
-_CALL: Final = "a call in this state before lt.save()"
+_CALL: Final = "a call in this state, before lt.save()"
 
 
 def _declaration(path: str) -> str:

@@ -201,7 +201,7 @@ def placing(map_location: object) -> Placed:
     elif map_location is not None:
         raise TypeError(
             f"map_location is a device or {{device: device}}, not {map_location!r}; "
-            "a function of (storage, location) is not taken"
+            "a function of (storage, location) is not supported"
         )
 
     def place(name: str) -> torch.device:

@@ -98,7 +98,7 @@ def _header(file: IO[bytes], size_bytes: int) -> dict[str, Piece]:
     raw = file.read(8)
     length = struct.unpack("<Q", raw)[0] if len(raw) == 8 else size_bytes
     if length > min(_HEADER_BYTES, size_bytes - 8):
-        raise LoadError("state.safetensors has no header that fits into it")
+        raise LoadError("state.safetensors has no valid header")
     text = file.read(length)
     pieces: dict[str, Piece] = {}
     end = 0
@@ -111,7 +111,9 @@ def _header(file: IO[bytes], size_bytes: int) -> dict[str, Piece]:
         end += piece.nbytes
         pieces[name] = piece
     if end != size_bytes - 8 - length:
-        raise LoadError(f"state.safetensors describes {end} bytes of data, but has others")
+        raise LoadError(
+            f"state.safetensors describes {end} bytes of data, but has a different number"
+        )
     return pieces
 
 

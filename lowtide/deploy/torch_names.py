@@ -348,7 +348,7 @@ _BEFORE: Final = (
 )
 _REMEDIES: Final = (
     (_ATEN_PATH, "the function of torch or F that calls this op"),
-    ("torch.ops.", "an op of PyTorch's own: what extensions bring is in no file"),
+    ("torch.ops.", "an op of PyTorch itself: a file contains no ops of extensions"),
     ("torch._", "the public function of torch or F that does this"),
     ("torch.", f"a call of it {_BEFORE}"),
     ("Tensor.", f"the same {_BEFORE}"),

@@ -88,7 +88,7 @@ class Writer:
     def _text(self, fn: Function) -> str:
         text = print_function(fn, full_paths=True)
         if print_function(parse_function(text), full_paths=True) != text:
-            raise CompileError(f"{fn.name}() prints to IR that does not read back", fn.loc)
+            raise CompileError(f"{fn.name}() has IR that does not parse back", fn.loc)
         return text
 
     def _note_classes(self, fn: Function) -> None:
@@ -123,7 +123,7 @@ class Writer:
                 self.names.use(cls, str(op.attrs["name"]))
             if op.name == "attr.set" and cls is not None and class_table.sets_in_python(cls):
                 what = f"an assignment to `{op.attrs['name']}` of {cls.__name__}, whose __setattr__"
-                raise NotSaved(f"{what} is Python's to run")
+                raise NotSaved(f"{what} can only run in Python")
         method = needed_method(op)
         if method:
             raise NotSaved(f"the method {method}, which {op.name} calls")
@@ -288,7 +288,7 @@ def _class_of(value: Value) -> type | None:
 
 def _not_saved(what: str, loc: Loc, remedy: str = "") -> CompileError:
     return CompileError(
-        f"{what}: cannot be saved, for a file holds programs and data, no Python",
+        f"{what}: cannot be saved, because a file holds programs and data, not Python code",
         loc,
         remedy or "plain functions and attributes of numbers, strings, tensors and containers",
     )

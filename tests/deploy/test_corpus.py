@@ -60,9 +60,10 @@ REFUSED = {
     "mixed.custom_error": "MyError has a __init__ of its own",
     "functions.global_set_changed": "the global `set`",
     "mixed.type_checks": "class_of_value",
-    "mixed.Derived": "was saved for",  # of `*args, **kwargs`, only some
+    "mixed.ints_and_bools": "class_of_value",
+    "mixed_modules.Options": "was saved for",  # of `**options`, only some
     "mixed_modules.tree_sum": "the attribute 'children' of a value of unknown type",
-    "mixed_modules.format_calls": "str.format() of a text that is not known",
+    "mixed_modules.format_calls": "str.format() of a string that is not constant",
     "mixed_modules.matrix_class": "Matrix.__abs__",
     "numbers_or_tensors.classes_of_results": "class_of_value",
     "once_wrong.variables": "a call of the Python function Variable",

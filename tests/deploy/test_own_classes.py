@@ -163,7 +163,7 @@ def test_attributes_of_a_loaded_module_take_the_callers_enums_and_named_tuples()
     assert loaded(x).tolist() == [0.0, 1.0]
     loaded.way, loaded.extent = Way.BACK, Extent(-2.0, 2.0)
     assert loaded(x).tolist() == [1.0, -2.0]
-    with pytest.raises(TypeError, match="another class than this Setting"):
+    with pytest.raises(TypeError, match="which is not this Setting"):
         loaded.setting = Setting(2.0)
     loaded.setting.scale = 2.0
     assert loaded(x).tolist() == [2.0, -4.0]
