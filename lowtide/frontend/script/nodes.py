@@ -33,7 +33,7 @@ class PythonObject:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Method:
-    """`receiver.name`, about to be called; `variable`: the receiver's name if it is a variable."""
+    """`receiver.name`, about to be called. `variable`: the receiver's name if it is a variable."""
 
     receiver: Value
     name: str
@@ -83,8 +83,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalFunction:
-    """A `def` or a lambda inside the function being compiled; `frame` is where it stands,
-    `defaults` are what its parameters' defaults were there."""
+    """A `def` or a lambda inside the function being compiled. `frame`: where it is defined.
+    `defaults`: the values of its parameters' defaults there."""
 
     node: ast.FunctionDef | ast.Lambda
     frame: object
@@ -111,8 +111,8 @@ class Poison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleRef:
-    """An nn.Module that is known while compiling; `path` leads to it from the root ("" is that).
-    `runs_forward`: called, it runs its forward, whatever `__call__` its class has."""
+    """An nn.Module that is known while compiling. `path`: from the root, which is "".
+    `runs_forward`: a call runs its forward, whatever `__call__` its class has."""
 
     module: torch.nn.Module
     path: str
@@ -121,7 +121,7 @@ class ModuleRef:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedMethod:
-    """A method of a traced or loaded module, whose program is there already."""
+    """A method of a traced or loaded module, which has a program already."""
 
     ref: ModuleRef
     name: str
@@ -139,8 +139,8 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """One of several things known while compiling; the run knows the index of which, or the key.
-    A bool chooses the first where it is true."""
+    """One of several compile-time objects, chosen at run time by an index, a key, or a bool (True:
+    the first)."""
 
     index: Value
     nodes: tuple[Node, ...]
@@ -186,7 +186,7 @@ ITERATORS = (Enumerate, Zip, Reversed)  # in Python, objects that can be read on
 
 
 def read_once(name: str, loc: Loc) -> Poison:
-    """What a variable is that held an iterator, once that has been read."""
+    """Return the poison of a variable that held an iterator, after that was consumed."""
     return Poison(
         f"{name!r} is an iterator, which can be read only once", "`list(…)` around it", loc
     )
@@ -203,7 +203,8 @@ class Call:
 
 
 def is_choosable(node: Node | Poison | None) -> bool:
-    """Whether the run may choose it among others: a module, a method, a function or a class."""
+    """Whether it may be chosen among others at run time: a module, a method, a function or a
+    class."""
     if isinstance(node, PythonObject):
         return callable(node.obj)
     if isinstance(node, LocalFunction):
@@ -212,13 +213,13 @@ def is_choosable(node: Node | Poison | None) -> bool:
 
 
 def is_data(node: Node | Poison | None) -> bool:
-    """Whether it is data that Python's own object can hold: a slice, a range, a dtype's limits."""
+    """Whether Python has an object for it that is data: a slice, a range, a dtype's limits."""
     is_limits = isinstance(node, PythonObject) and isinstance(node.obj, torch.finfo | torch.iinfo)
     return is_limits or isinstance(node, Slice | Range)
 
 
 def describe(node: Node) -> str:
-    """What it is, in words for an error message."""
+    """Return a description for error messages."""
     match node:
         case Value(type=type_):
             return f"a value of type {type_}"

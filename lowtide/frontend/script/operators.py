@@ -91,7 +91,7 @@ def compile_binary(c: Context, node: ast.BinOp) -> Node:
 
 
 def _joined(c: Context, op: ast.operator, left: Node, right: Node) -> Members | None:
-    """`[self.a] + [self.b]`, `(self.a,) * 3`: of modules, which the compiler knows."""
+    """Compile `[self.a] + [self.b]` and `(self.a,) * 3` of modules."""
     if isinstance(op, ast.Add) and isinstance(left, Members) and isinstance(right, Members):
         return Members(left.nodes + right.nodes)
     count = c.constant(right)
@@ -101,7 +101,7 @@ def _joined(c: Context, op: ast.operator, left: Node, right: Node) -> Members | 
 
 
 def _is_class(found: Node) -> bool:
-    """Whether it can stand in `int | None`."""
+    """Whether it can be an operand of `int | None`."""
     if isinstance(found, Value):
         return found.type == t.NONE
     return isinstance(found, PythonObject) and isinstance(found.obj, type | UnionType)
@@ -128,8 +128,8 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
 
 
 def _is_torch(py_name: str, sides: Sequence[t.Type]) -> bool:
-    """Whether an operator is surely PyTorch's: of a tensor, and what PyTorch may take beside it.
-    `==` of what may be None is not."""
+    """Whether the operator is certainly PyTorch's: one operand is a tensor, and PyTorch takes the
+    other. `==` with a possible None is not."""
     if py_name in ("py.eq", "py.ne") and any(t.is_subtype(t.NONE, s) for s in sides):
         return False
     vague = (s for s in sides if not t.is_tensor_or_number(s))
@@ -137,14 +137,14 @@ def _is_torch(py_name: str, sides: Sequence[t.Type]) -> bool:
 
 
 def right_side(c: Context, node: ast.AugAssign, old: Value) -> Value:
-    """What `old op= value` is given; `xs += reversed(ys)` reads it to its end."""
+    """Return the right side of `old op= value`; `xs += reversed(ys)` consumes it."""
     is_read = isinstance(old.type, ListType) and isinstance(node.op, ast.Add)
     return c.read_value(node.value) if is_read else c.value(node.value)
 
 
 def augmented(c: Context, node: ast.AugAssign, name: str, old: Value, value: Value) -> Value:
-    """`old op= value`: in place where `old` is a tensor or a list, as in Python; then it is `old`
-    itself that is given."""
+    """Compile `old op= value`. If `old` is a tensor or a list, it changes in place and is
+    returned."""
     _, py_name = BINARY[type(node.op)]
     inplace = _INPLACE.get(name, f"i{name}")
     match old.type:
@@ -195,7 +195,7 @@ def compile_unary(c: Context, node: ast.UnaryOp) -> Node:
 
 
 def truth(c: Context, node: ast.AST, value: Value) -> Value:
-    """`bool(value)`, by the object's own `__bool__` or `__len__` if it has one."""
+    """Compile `bool(value)`, by the object's own `__bool__` or `__len__` if it has one."""
     for method in ("__bool__", "__len__"):
         found = class_operators.unary(c, node, value, method)
         if found is not None:
@@ -222,7 +222,7 @@ def _chain(
 
 
 def _compare_versions(c: Context, op: ast.cmpop, left: Node, right: Node) -> Value | None:
-    """`torch.__version__ >= "1.6"`, which no run changes."""
+    """Compile `torch.__version__ >= "1.6"` as a constant."""
     objects = [x.obj for x in (left, right) if isinstance(x, PythonObject)]
     if type(op) not in _ORDERS or not any(isinstance(x, TorchVersion) for x in objects):
         return None
@@ -282,7 +282,7 @@ def _contains(c: Context, node: ast.AST, container: Value, item: Value) -> Value
 
 
 def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | None:
-    """`item in modules`, compared one by one; None for what is, or can be, a value."""
+    """Compile `item in modules`, compared one by one; return None if the members can be values."""
     if isinstance(container, Value) or type(container) in VALUE_OF:
         return None
     if isinstance(container, ITERATORS):
@@ -299,8 +299,8 @@ def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | N
 
 
 def _has_own_equality(node: Node) -> bool:
-    """Whether it is an object of which Python asks its class what it equals, when the run gets
-    there; what can be called, and the like, equals itself."""
+    """Whether the object's class may define equality, which Python then asks at run time. Callables
+    and the like equal only themselves."""
     if not isinstance(node, PythonObject) or isinstance(node.obj, type | tuple):
         return False
     own: object = type(node.obj).__eq__
@@ -367,7 +367,7 @@ def compile_ternary(c: Context, node: ast.IfExp) -> Node:
 
 
 def _known_sides(c: Context, node: ast.IfExp) -> tuple[Node, Node] | None:
-    """Both sides of `self.a if test else self.b`, where they are modules or functions."""
+    """Return both sides of `self.a if test else self.b`, if they are modules or functions."""
     if not all(isinstance(side, ast.Name | ast.Attribute) for side in (node.body, node.orelse)):
         return None
     outer = dict(c.frame.vars)  # to read a variable that may be unbound binds it

@@ -1,7 +1,8 @@
 """Attributes and items of Python objects from outside the function: of globals, closures, classes.
 
-In: an object that is known while compiling, and a name or a subscript. Out: what is there now,
-assumed to stay; where Python computes it, its property's body, or an op that asks at each read.
+In: an object that is known while compiling, and a name or a subscript. Out: the present value,
+assumed to stay; for a computed attribute the body of its property, or an op that reads it each
+time.
 
     CONFIG.rate       a constant, looked at again in each call
     CONFIG.doubled    the body of the property, with CONFIG for self
@@ -39,7 +40,7 @@ _ANNOTATIONS: Final = ("typing", "types", "typing_extensions")
 
 
 def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -> Node:
-    """`base.name`."""
+    """Compile `base.name`."""
     if (id(base.obj), name) in c.assumed.assigned:
         return _ask(c, getattr, base.obj, name, t.ANY)
     if may_change(base.obj) and (member := _computed(base.obj, name)) is not None:
@@ -61,7 +62,7 @@ def object_attribute(c: Context, node: ast.AST, base: PythonObject, name: str) -
 
 
 def has_attribute(c: Context, base: PythonObject, name: str) -> Value:
-    """`hasattr(base, name)`."""
+    """Compile `hasattr(base, name)`."""
     if may_change(base.obj) and _computed(base.obj, name) is not None:
         return _ask(c, hasattr, base.obj, name, t.BOOL)
     is_there = hasattr(base.obj, name)
@@ -71,7 +72,7 @@ def has_attribute(c: Context, base: PythonObject, name: str) -> Value:
 
 
 def _computed(obj: object, name: str) -> object | None:
-    """The property, or another descriptor written in Python, that gives the attribute."""
+    """Return the property, or other descriptor written in Python, behind the attribute."""
     if isinstance(obj, enum.EnumMeta):
         return None
     found = inspect.getattr_static(obj, name, _ABSENT)
@@ -102,7 +103,7 @@ def _computed_attribute(
 
 
 def _ask(c: Context, ask: object, obj: object, name: str, type_: t.Type) -> Value:
-    """What Python's own builtin says of the attribute, when the program runs."""
+    """Compile a call of Python's own builtin on the attribute at run time."""
     asked = _questions.setdefault(
         (ask, id(obj), name), functools.partial(cast("Any", ask), obj, name)
     )
@@ -114,7 +115,7 @@ _questions: dict[tuple[object, int, str], object] = {}  # they keep the objects,
 
 
 def object_item(c: Context, node: ast.Subscript, base: PythonObject) -> Node:
-    """`base[items]`: of an enum or a type what it means, of all else what Python finds then."""
+    """Compile `base[items]`: of an enum or a type its meaning, of other objects Python's item."""
     obj = base.obj
     if isinstance(obj, enum.EnumMeta):
         return classes.enum_lookup(c, node, obj, "name", c.expr(node.slice))
@@ -128,7 +129,7 @@ def object_item(c: Context, node: ast.Subscript, base: PythonObject) -> Node:
 
 
 def _annotation(c: Context, node: ast.Subscript) -> Node:
-    """`List[Tensor]`, standing where a value could: an argument of annotate or isinstance."""
+    """Return `List[Tensor]` in the place of a value: an argument of annotate or isinstance."""
     try:
         return PythonObject(eval(ast.unparse(node), dict(c.frame.names)))
     except Exception as error:

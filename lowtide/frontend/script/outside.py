@@ -8,10 +8,10 @@ before the program.
     def f(x):                           return (g["RATE"] is 0.5 and g["helper"] is helper
         return helper(abs(x)) * RATE            and helper.__code__ is … and "abs" not in g)
 
-Always holds: if a name has another value than when the program was compiled, the next call compiles
-a new program. The new program reads a global number at each call; other values it assumes again.
-Tensors are never assumed: they are captured, and read at each call. Names of installed packages
-are assumed not to change, without a check.
+Invariant: if a name has another value than when the program was compiled, the next call compiles a
+new program. The new program reads a global number at each call; other values are assumed again.
+Tensors are never assumed: they are captured, and read at each call. Names of installed packages are
+assumed not to change, without a check.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NUMBERS = (int, float)
 
 
 class _Items(tuple[Any, ...]):
-    """What a container held."""
+    """The contents of a container."""
 
     __slots__ = ()
 
 
 class Presence:
-    """Whether there was an attribute of this name, whatever it held."""
+    """Whether there was an attribute of this name, whatever its value."""
 
     __slots__ = ("is_there",)
 
@@ -48,7 +48,7 @@ class Presence:
 
 
 class _Answer:
-    """Stands for a holder that is asked a question."""
+    """Stands for a holder about which a predicate is assumed."""
 
     __slots__ = ("ask",)
 
@@ -62,12 +62,13 @@ _Key = tuple[int, str, type]
 
 @dataclass(slots=True)
 class Assumptions:
-    """What one program relies on, by holder and name. `varying`: globals that have changed before;
-    `counts`: how often, by name; `differences`: what the program before it was wrong about; `log`:
-    each look, in order; `live`: containers, by id, that are no constants of it, since it changes
-    them; `assigned`: attributes, with their holders, that it assigns; `puts_more`: into a list or
-    dict of the caller's than it held; `called`, `methods`: names of methods of objects, which these
-    must not hide, by value and by operand."""
+    """What one program relies on, by holder and name. `varying`: globals that have changed before.
+    `counts`: how often, by name. `differences`: the assumptions of the previous program that
+    failed. `log`: each read, in order. `live`: containers, by id, that are not constants of the
+    program because it changes them. `assigned`: attributes that it assigns, with their holders.
+    `puts_more`: it puts new types into a list or dict of the caller. `called`, `methods`: names of
+    methods that objects must not override, by value and by operand.
+    """
 
     found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
     log: list[Row] = field(default_factory=list["Row"])
@@ -83,34 +84,34 @@ class Assumptions:
     )
 
     def settle_methods(self, places: Mapping[int | str, Value]) -> None:
-        """The program is complete; `places`: its arguments by number, its captures by path."""
+        """Finish the program's assumptions. `places`: arguments by number, captures by path."""
         rows = ((k, self.called[v]) for k, v in places.items() if v in self.called)
         self.methods = {k: frozenset(names) for k, names in rows}
 
     def is_live(self, obj: object) -> bool:
-        """Whether the program reads the very object, and not a copy: a container that it changes,
-        that holds tensors or itself, or that gives more than it holds, as a defaultdict does."""
+        """Whether the program reads the object itself, not a copy: it changes it, or the object
+        holds tensors or itself, or computes items, as a defaultdict does."""
         return id(obj) in self.live or hasattr(type(obj), "__missing__") or _is_unlike(obj, ())
 
     def note_read(self, holder: object, name: str, kept: object) -> None:
-        """Something was looked at that is checked otherwise: what it was, the type that it must
-        have, or the captured value."""
+        """Note a read that is checked elsewhere: the value, its required type, or the captured
+        value."""
         is_container = isinstance(kept, _CONTAINERS)
         self.log.append((holder, name, _items(cast("object", kept)) if is_container else kept))
 
     def note(self, holder: object, name: str, found: object) -> None:
-        """`holder`: a dict of globals, a closure's cell, else what has the attribute."""
+        """Assume this value. `holder`: a dict of globals, a closure's cell, or an object."""
         if not isinstance(found, torch.Tensor):  # it is captured
             one: Any = found
             is_copy = isinstance(found, _CONTAINERS) and not self.is_live(one)
             self._keep(holder, name, _items(one) if is_copy else one)
 
     def note_presence(self, holder: object, name: str, is_there: bool) -> None:
-        """Whether `holder` has something of this name was asked, or found out."""
+        """Assume that `holder` has, or lacks, an attribute of this name."""
         self._keep(holder, name, Presence(is_there))
 
     def note_function(self, fn: FunctionType) -> None:
-        """A function was compiled as part of the program."""
+        """Assume the code of a function that is part of the program."""
         if may_change(fn):
             has_defaults = fn.__defaults__ or fn.__kwdefaults__
             for name in ("__code__", *(_DEFAULTS if has_defaults else ())):
@@ -119,11 +120,11 @@ class Assumptions:
                 self._keep(fn, name, _items(found) if is_dict else found)
 
     def note_class(self, obj: object) -> None:
-        """What the class of the object says was taken for what the object does."""
+        """Assume that the object's class is unchanged."""
         self._keep(obj, "__class__", type(obj))
 
     def note_member(self, mro: Sequence[type], name: str) -> None:
-        """A method, property or the like was found in the first of these classes that has it."""
+        """Assume that a method or property is found in the first class that has it."""
         owner = next(k for k in mro if name in vars(k))
         if may_change(mro[0]) or may_change(owner):
             found = getattr(mro[0], name, None)
@@ -132,12 +133,12 @@ class Assumptions:
             self.note(holder, name, getattr(holder, name))
 
     def note_held(self, name: str, held: object) -> None:
-        """A list, dict or set that lies where nobody can put another one."""
+        """Assume the contents of a list, dict or set whose holder cannot change."""
         if _is_mutable(held):
             self.note(_holders.setdefault(id(held), {name: held}), name, held)
 
     def note_answer(self, holder: object, name: str, ask: Callable[[], object]) -> None:
-        """What `ask()` says of the holder, a list or dict, is what a call must find again."""
+        """Assume the result of `ask()` on the holder, a list or dict."""
         if (id(holder), name, _Answer) not in self.found:
             self.found[id(holder), name, _Answer] = _Answer(ask), name, _items(ask())
 
@@ -147,13 +148,13 @@ class Assumptions:
         self.found.setdefault((id(holder), name, kind), (holder, name, kept))
 
     def has_data(self) -> bool:
-        """Whether something else than code was found."""
+        """Whether anything other than code was assumed."""
         code = (FunctionType, BuiltinFunctionType, type, ModuleType, CodeType, Presence)
         rows = self.found.values()
         return any(n not in _DEFAULTS and not isinstance(found, code) for _, n, found in rows)
 
     def holds(self) -> Callable[[], bool] | None:
-        """Says whether all is as it was; None where nothing was assumed."""
+        """Return a predicate that all assumptions hold; None if there are none."""
         names: dict[str, Any] = {"same": same}
         tests: list[str] = []
         of_classes = [row for row in self.found.values() if row[1] == "__class__"]
@@ -192,13 +193,13 @@ class Assumptions:
         return cast("Callable[[], bool]", names["holds"])
 
     def changed(self) -> list[tuple[Any, str, object, object]]:
-        """Holder, name, value before and now of what is no longer so."""
+        """Return (holder, name, old value, new value) of each assumption that fails."""
         rows = ((h, n, was, now_at(h, n)) for h, n, was in self.found.values())
         return [row for row in rows if not same(row[2], row[3])]
 
 
 def _is_unlike(obj: object, outer: tuple[object, ...]) -> bool:
-    """Whether a copy of a container would not do; `outer`: those that it lies in."""
+    """Whether a copy of the container would behave differently. `outer`: containers around it."""
     if isinstance(obj, torch.Tensor):
         return True
     if not isinstance(obj, list | tuple | dict):
@@ -217,8 +218,8 @@ _OFTEN = 8  # programs that were built since the same name had changed
 
 
 def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None]) -> Assumptions:
-    """For the program that is built in place of one that relied on `before`: numbers that have
-    changed are read at each call; a warning tells what changes again and again."""
+    """Return the initial assumptions of the program that replaces one with `before`: numbers that
+    have changed are read at each call. Warns about a name that changes often."""
     if before is None:
         return Assumptions()
     changed = before.changed()
@@ -246,7 +247,7 @@ def _told(holder: object, name: str, was: object, now: object) -> str:
 
 
 def holder_of(fn: FunctionType, name: str) -> Any:
-    """Where the function finds this name: a cell or its globals; None for a builtin."""
+    """Return the cell or the globals where the function finds this name; None for a builtin."""
     free = fn.__code__.co_freevars
     if name in free:
         return (fn.__closure__ or ())[free.index(name)]
@@ -254,19 +255,19 @@ def holder_of(fn: FunctionType, name: str) -> Any:
 
 
 def still_finds(holder: object, name: str, found: object) -> bool:
-    """Whether what was found is still there, rather than made anew by each look at it."""
+    """Whether another look-up finds the same object, not a new one."""
     return isinstance(found, _CONTAINERS) or same(found, now_at(holder, name))
 
 
 def is_installed_code(fn: object) -> bool:
-    """Whether what is called belongs to Python, PyTorch or an installed package."""
+    """Whether the callee belongs to Python, PyTorch or an installed package."""
     fn = fn.__func__ if isinstance(fn, MethodType) else fn
     owner = fn if isinstance(fn, type | FunctionType) else type(fn)
     return isinstance(fn, BuiltinFunctionType) or not may_change(owner)
 
 
 def may_change(owner: object) -> bool:
-    """Whether what lies in it may become something else: not in PyTorch or installed packages."""
+    """Whether the owner's attributes may change; those of PyTorch and installed packages do not."""
     if isinstance(owner, ModuleType):
         file = getattr(owner, "__file__", None)
         return not is_installed_file(file) and not _is_stdlib(owner.__name__)
@@ -318,8 +319,8 @@ def same(a: object, b: object) -> bool:
 
 
 def _items(x: object) -> object:
-    """What a program may have built in of a value: of containers all that they hold, of numbers
-    and strings value and type, of others which object it is."""
+    """Return what a program may have taken as constant: contents of containers, value and type of
+    numbers and strings, identity of other objects."""
     kind = type(x)
     if isinstance(x, Mapping):
         held = cast("Mapping[object, object]", x)
@@ -334,8 +335,8 @@ def _items(x: object) -> object:
 
 
 def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
-    """Says whether a container holds what it held: in C where all parts are plain, with types, for
-    `True == 1`; else part by part."""
+    """Return a predicate that a container has the same contents. Plain contents are compared with
+    `==` and by type, since `True == 1`; others part by part."""
     kind: type = x.__class__
     values: Callable[[Any], Any] = dict[Any, Any].values if kind is dict else iter
     if kind not in (list, dict) or not all(map(_is_plain, values(x))):
@@ -351,19 +352,19 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
 
 
 def _is_mutable(x: object) -> bool:
-    """Whether the same container may hold something else later."""
+    """Whether the container may hold something else later."""
     if isinstance(x, tuple | frozenset):
         return any(map(_is_mutable, cast("tuple[object, ...]", x)))
     return isinstance(x, _CONTAINERS)
 
 
 def _is_plain(x: object) -> bool:
-    """Whether `==` of it is quick, and says all but the type."""
+    """Whether `==` on the value is fast, and equality decides everything but the type."""
     return x is None or type(x) in (bool, int, float, str) or isinstance(x, FunctionType | type)
 
 
 class _Itself:
-    """Equal to what stands for the very same object."""
+    """Equal only to the wrapper of the same object."""
 
     __slots__ = ("obj",)
 

@@ -24,7 +24,7 @@ _USUAL: Final = (dict, list, tuple)
 
 
 def own_attribute(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
-    """See the module's text."""
+    """Return the attribute's value, None for what every dict, list or tuple has."""
     obj, is_read = c.containers[base]
     usual = next(kind for kind in _USUAL if issubclass(type(obj), kind))
     static = inspect.getattr_static(obj, name, _ABSENT)
@@ -40,7 +40,7 @@ def own_attribute(c: Context, node: ast.AST, base: Value, name: str) -> Node | N
 
 
 def own_item(c: Context, node: ast.Subscript, base: Value) -> Node | None:
-    """`CFG["inner"]`, which is a container as CFG is; None for other items."""
+    """Return `CFG["inner"]`, if it is such a container, too; None for other items."""
     obj, is_read = c.containers[base]
     key = node.slice.value if isinstance(node.slice, ast.Constant) else None
     if is_read or type(obj).__getitem__ is not dict.__getitem__ or key not in obj:

@@ -31,27 +31,27 @@ _NAMES: Final[dict[type[ast.AST], str]] = {
 
 
 def class_around(qualname: str) -> str:
-    """The innermost class whose body a function of this qualified name is in, or ""."""
+    """Return the innermost class around a function of this qualified name, "" if there is none."""
     parts = qualname.split(".")
     classes = [a for a, b in pairwise(parts) if "<locals>" not in (a, b)]
     return classes[-1] if classes else ""
 
 
 def mangled(name: str, cls: str) -> str:
-    """The name as code in that class reads it."""
+    """Return the name as code in that class reads it."""
     cls = cls.lstrip("_")
     is_private = name.startswith("__") and not name.endswith("__") and "." not in name
     return f"_{cls}{name}" if cls and is_private else name
 
 
 def mangle(root: ast.AST, cls: str) -> None:
-    """Changes every private name below the node, which is in the body of `cls`."""
+    """Mangle every private name below the node, which is in the body of `cls`."""
     for child in ast.iter_child_nodes(root):
         _mangle(child, cls)
 
 
 def mangle_tree(tree: ast.AST) -> None:
-    """Changes every private name of a file."""
+    """Mangle every private name of a file."""
     mangle(tree, "")
 
 

@@ -33,7 +33,7 @@ from lowtide.ir.types import Type
 
 
 class Saved(Protocol):
-    """A program out of a file; `reads`: the types of attributes that it reads where used."""
+    """A program from a file. `reads`: the types of attributes that it reads in place."""
 
     @property
     def function(self) -> Function: ...
@@ -44,7 +44,7 @@ class Saved(Protocol):
 
 
 class SavedPrograms(Protocol):
-    """All of a function or method out of a file."""
+    """All programs of a function or method from a file."""
 
     @property
     def name(self) -> str: ...
@@ -54,55 +54,57 @@ class SavedPrograms(Protocol):
     def chosen(
         self, types: Sequence[Type], root: torch.nn.Module | None, *, as_declared: bool = False
     ) -> Saved:
-        """The one for arguments of these types, and the module as it is; `as_declared`: for the
-        module in as many states as one program is for. Raises TypeError or CompileError."""
+        """Return the program for these argument types and the module's present state. With
+        `as_declared`, for any state that its declarations allow. Raises TypeError or
+        CompileError."""
         ...
 
     def optional(self, name: str) -> Type | None:
-        """The Optional that a program reads this attribute of its module as, if one does."""
+        """Return the Optional type that a program declares for this attribute, None if none
+        does."""
         ...
 
 
 def program_of(obj: object) -> Function | None:
-    """The finished program of a callable, if it has one that can stand inside another."""
+    """Return the finished program of a callable, None if it has none that can be inlined."""
     find: Callable[[], Function | None] | None = mark_of(obj, "__lowtide_program__")
     return None if find is None else find()
 
 
 def call_program(c: Context, obj: Any, function: Function, call: Call) -> Node:
-    """The call of a traced function; its captures are read from its root."""
+    """Inline a traced function; its captures are read from its root."""
     return _inline(c, function, call, lambda path, type_: capture(c, obj.root, path, type_))
 
 
 def call_saved(c: Context, saved: SavedPrograms, call: Call) -> Node:
-    """The call of a loaded function."""
+    """Inline a loaded function."""
     given = _arguments(c, saved, call)
     program = _chosen(c, saved, call.node, given, None)
     return _grafted(c, program.function, given, call.node, {})
 
 
 def module_program(ref: ModuleRef, method: str) -> Function | SavedPrograms | None:
-    """The finished program of a method of a traced module, or those of a loaded one."""
+    """Return the finished program of a traced module's method, or those of a loaded one."""
     own = vars(ref.module)
     given = cast("dict[str, Function | SavedPrograms]", own.get("_lowtide_programs", {}))
     return given.get(method)
 
 
 def finished_names(ref: ModuleRef) -> list[str]:
-    """The methods of a module that have finished programs."""
+    """Return the methods of a module that have finished programs."""
     return list(cast("dict[str, object]", vars(ref.module).get("_lowtide_programs", {})))
 
 
 def saved_optional(module: torch.nn.Module, name: str) -> Type | None:
-    """The Optional that an attribute of a loaded module is, by the programs of its methods."""
+    """Return the Optional type of a loaded module's attribute in the programs of its methods."""
     given = cast("dict[str, Function | SavedPrograms]", vars(module).get("_lowtide_programs", {}))
     found = (p.optional(name) for p in given.values() if not isinstance(p, Function))
     return next((type_ for type_ in found if type_ is not None), None)
 
 
 def note_ties(root: torch.nn.Module) -> None:
-    """Keeps with a module that programs were recorded of which of its parameters and buffers have
-    other names: one capture stands for all of them."""
+    """Store with the module of recorded programs which parameters and buffers are shared: one
+    capture stands for all names of a tensor."""
     names: dict[int, dict[tuple[int, str], str]] = {}
     buffers = root.named_buffers(remove_duplicate=False)
     for path, tensor in (*root.named_parameters(remove_duplicate=False), *buffers):
@@ -114,7 +116,7 @@ def note_ties(root: torch.nn.Module) -> None:
 
 
 def ties_of(root: torch.nn.Module, function: Function) -> tuple[Guard, ...]:
-    """Those that a recorded program relies on."""
+    """Return the shared tensors that a recorded program relies on."""
     if "_lowtide_ties" not in vars(root):
         note_ties(root)
     noted = cast("tuple[Guard, ...]", vars(root)["_lowtide_ties"])
@@ -124,7 +126,7 @@ def ties_of(root: torch.nn.Module, function: Function) -> tuple[Guard, ...]:
 def call_module_program(
     c: Context, ref: ModuleRef, found: Function | SavedPrograms, call: Call
 ) -> Node:
-    """The call of such a method; its captures are paths from the module."""
+    """Inline such a method; its captures are paths from the module."""
     state = c.modules
     assert state is not None
     if isinstance(found, Function):
@@ -181,7 +183,7 @@ def _chosen(
 
 
 def _restart_if_assigned(state: ModuleState, function: Function) -> None:
-    """What the program assigns is read where it is used, by what is around it too."""
+    """Make attributes that the program assigns dynamic in the outer program, too."""
     modules = set(function.params[len(function.arguments) :])
     found = {
         str(op.attrs["name"])
@@ -240,8 +242,8 @@ def _inline(
 
 
 def _fitting(c: Context, node: ast.AST, value: Value, argument: Value) -> Value:
-    """The value for an argument of a finished program, which is for its types only: a number is no
-    tensor. Where the run decides, it raises TypeError."""
+    """Return the value for an argument of a finished program, which has fixed types. If the type is
+    known at run time only, the program raises TypeError there."""
     vague = t.is_dynamic(value.type) and not t.is_subtype(value.type, argument.type)
     if not vague:
         return c.as_value(as_declared(c, value, argument.type), node)

@@ -58,7 +58,8 @@ def _isinstance(c: Context, call: Call) -> Node:
 
 
 def _type(c: Context, call: Call) -> Node:
-    """`type(x)`, known from the type that x has in the program; else the run looks."""
+    """Compile `type(x)`: a constant if the type in the program is exact, else computed at run
+    time."""
     if len(call.args) != 1:
         raise c.error(call.node, "type() that creates a class is not compiled", "a global class")
     (found,) = call.args
@@ -125,13 +126,13 @@ def _hasattr(c: Context, call: Call) -> Node:
 
 
 def _class_has(value: Value, name: str) -> bool:
-    """Whether all values of this type have the attribute, by their class."""
+    """Whether all values of this type have the attribute through their class."""
     cls = None if isinstance(value.type, OptionalType) else python_class(value.type)
     return cls is not None and any(name in vars(base) for base in cls.__mro__)
 
 
 def _ask_python(c: Context, ask: object, value: Value, *more: object) -> Value:
-    """What Python's own builtin says of a value of which the types do not tell enough."""
+    """Compile a call of Python's own builtin, if types do not decide the answer."""
     operands = [value, *(m if isinstance(m, Value) else c.const(m) for m in more)]
     type_ = t.BOOL if ask in (hasattr, callable) else t.ANY
     name = python_objects.name_of(ask)
@@ -139,7 +140,7 @@ def _ask_python(c: Context, ask: object, value: Value, *more: object) -> Value:
 
 
 def _rely_on_presence(c: Context, ref: ModuleRef, name: str) -> None:
-    """A module may get an attribute, or lose one, that its class does not have."""
+    """Rely on a module having, or lacking, an attribute that its class does not define."""
     if c.modules is not None and not hasattr(type(ref.module), name):
         c.modules.guard("has", join_path(ref.path, name))
         c.assumed.note_read(ref.module, name, Presence(hasattr(ref.module, name)))

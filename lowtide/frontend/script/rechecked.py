@@ -1,7 +1,7 @@
 """Assumptions that a program checks anew after it has called the user's Python code.
 
-In: calls that are left to Python, and each look of the compiler at what lies outside. Out: behind
-such a call an op that raises if it has changed what the program reads after it.
+In: calls that Python makes, and each value from outside that the compiler read. Out: after such a
+call, an op that raises if it has changed a value that the program reads later.
 
     self.log(x)                  py.call(%self, %x) {target="net.Net.log"}
     if self.mode == "train":     py.call() {target="Recheck"}       of `mode`, a constant here
@@ -29,8 +29,8 @@ from lowtide.ir.core import Block, Op, Value
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One thing that was read: `kept` is what it was, the type that it must have, or the captured
-    value, whose type is then given."""
+    """One value that was read. `kept`: the value, its required type, or, for a captured value, its
+    type."""
 
     find: Callable[[], object]  # its holder: a module is not kept alive
     name: str
@@ -39,7 +39,7 @@ class _Read:
 
 
 class Recheck:
-    """Called by the program with the captured values; raises RuntimeError."""
+    """Called by the program with the captured values. Raises RuntimeError."""
 
     def __init__(self, who: str, rows: list[_Read]) -> None:
         self._who, self._rows = who, rows
@@ -75,8 +75,8 @@ def _fits(now: object, type_: t.Type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A call of Python code that may change what lies outside: its op, and how much the compiler
-    had looked at before it, or before the loop that it is in."""
+    """A call of Python code that may change outside values: its op, and the number of reads before
+    it, or before the loop around it."""
 
     who: str
     block: Block
@@ -85,7 +85,7 @@ class Opaque:
 
 
 def python_ran(c: Context, fn: Callable[..., Any]) -> None:
-    """The last op calls Python code."""
+    """Note that the last op calls Python code."""
     if not is_installed_code(fn):
         who = str(getattr(fn, "__qualname__", type(fn).__name__))
         seen = len(c.assumed.log) if c.loop_start is None else c.loop_start
@@ -93,7 +93,7 @@ def python_ran(c: Context, fn: Callable[..., Any]) -> None:
 
 
 def put_rechecks(c: Context) -> None:
-    """Adds the ops, once the whole program is there."""
+    """Add the ops to the finished program."""
     for call in c.opaque:
         rows: dict[tuple[int, str, type], tuple[_Read, Value | None]] = {}
         for row in c.assumed.log[call.seen :]:

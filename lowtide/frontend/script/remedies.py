@@ -59,18 +59,18 @@ _NUMBERS = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.COMPLEX)
 
 
 def alike(name: str, names: Iterable[str], otherwise: str) -> str:
-    """The names that look like this one; `otherwise` if none does."""
+    """Return the names similar to this one; `otherwise` if there is none."""
     return _listed(_near(name, names, _NEAR)) or otherwise
 
 
 def defined(name: str, variables: Iterable[str], outside: Iterable[str]) -> str:
-    """What an undefined name may have been meant to be."""
+    """Return a suggestion for an undefined name."""
     near = _near(name, variables, _NEAR_VARIABLE) or _near(name, outside, _NEAR)
     return _listed(near) or "an argument or a global of it"
 
 
 def member(type_: t.Type, cls: type, name: str) -> str:
-    """What to write for an attribute that is not there, or is none of the language's."""
+    """Return a suggestion for an attribute that does not exist, or is not compiled."""
     if cls is not object and hasattr(cls, name):
         return IGNORED
     otherwise = f"an attribute of {type_}, or an annotation with the type that it really has"
@@ -78,14 +78,15 @@ def member(type_: t.Type, cls: type, name: str) -> str:
 
 
 def of_class(cls: type, name: str, names: Iterable[str], otherwise: str) -> str:
-    """The attributes that look like this one, or do what it does elsewhere."""
+    """Return the similar attributes, or those with the meaning that the name has in other
+    languages."""
     elsewhere = _ELSEWHERE.get(cls, {})
     near = _near(name, [*names, *elsewhere], _NEAR)
     return " or ".join(dict.fromkeys(elsewhere.get(n, f"`{n}`") for n in near)) or otherwise
 
 
 def fitting(op_name: str, types: Sequence[t.Type]) -> str:
-    """What to write for operands of types that Python does not take together."""
+    """Return a suggestion for operands of types that Python does not take together."""
     if op_name in _OPERANDS:
         return _OPERANDS[op_name]
     if any(type_ == t.NONE or isinstance(type_, t.OptionalType) for type_ in types):

@@ -100,7 +100,8 @@ def simplified_function(
     arg_types: Sequence[Type | None] | None = None,
     assumed: Assumptions | None = None,
 ) -> tuple[Function, tuple[type[Any], ...]]:
-    """The same, simplified; and the classes that it takes to have no subclasses (`leaves`)."""
+    """Return the simplified program, and the classes that it assumes to have no subclasses
+    (`leaves`)."""
     compiled = script_function(fn, arg_types, assumed)
     return simplified(compiled), leaf_classes(compiled)
 
@@ -146,7 +147,7 @@ def _compiled(
 def signature_types(
     fn: Callable[..., Any], arg_types: Sequence[Type | None] | None = None
 ) -> dict[str, Type]:
-    """The type of every parameter, in order; see `script_function`."""
+    """Return the type of every parameter, in order; see `script_function`."""
     plain = unwrap(fn)
     own = decorated(plain)
     declared = signature_annotations(own, read_source(own).node)

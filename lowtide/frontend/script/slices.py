@@ -33,7 +33,7 @@ def compile_slice(c: Context, node: ast.Slice) -> Node:
 
 
 def parts_of(c: Context, node: ast.AST, value: Value) -> Slice:
-    """The parts of a slice that is a value."""
+    """Return the parts of a slice that is a value."""
     maker = c.builder.makers.get(value)
     if maker is not None and maker.name == "py.slice":
         return Slice(*maker.operands)

@@ -1,8 +1,8 @@
 """A Python function's source as an AST whose every node knows its place in the user's file.
 
-In: a function object. Out: `FunctionSource`; raises CompileError where the source cannot be had
-(exec, REPL, lambda, C functions). Decorated, indented and nested functions keep their true lines
-and columns: the block is put under an `if 1:` instead of being dedented.
+In: a function object. Out: a `FunctionSource`. Raises CompileError if the source is not available
+(exec, REPL, C functions). Decorated, indented and nested functions keep their true lines and
+columns: the block is put under an `if 1:` instead of being dedented.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lowtide.frontend.script.private_names import class_around, mangle, mangle_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSource:
-    """The parsed source; `lines` are the block's own, `first_line` the file's line of the first."""
+    """The parsed source. `lines`: the block's lines. `first_line`: the number of the first."""
 
     node: ast.FunctionDef | ast.Lambda
     file: str
@@ -36,7 +36,7 @@ class FunctionSource:
     line_shift: int  # file line = node.lineno + line_shift
 
     def loc(self, node: ast.AST) -> Loc:
-        """The place of a node, in the user's file."""
+        """Return the location of a node in the user's file."""
         lineno: int = getattr(node, "lineno", self.node.lineno)
         offset: int = getattr(node, "col_offset", 0)
         line = lineno + self.line_shift
@@ -47,7 +47,7 @@ class FunctionSource:
 
 
 def mark_of(obj: object, name: str) -> Any:
-    """An attribute by which this package tells its own objects; None for others, whose
+    """Return an attribute by which this package marks its own objects; None for others, whose
     `__getattr__` may raise anything."""
     is_there = inspect.getattr_static(obj, name, None) is not None
     return getattr(obj, name, None) if is_there else None
@@ -76,19 +76,19 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
 
 
 def is_decorated(fn: FunctionType) -> bool:
-    """Whether it hands all its arguments on to the function that it wraps (`functools.wraps`)."""
+    """Whether it is a wrapper that passes all its arguments on (`functools.wraps`)."""
     wrapped = getattr(fn, "__wrapped__", None)
     takes_all = fn.__code__.co_flags & inspect.CO_VARARGS
     return isinstance(wrapped, FunctionType) and bool(takes_all)
 
 
 def decorated(fn: FunctionType) -> FunctionType:
-    """The function under its decorators: the one whose parameters a caller sees."""
+    """Return the function under its decorators, whose parameters a caller sees."""
     return decorated(cast("Any", fn).__wrapped__) if is_decorated(fn) else fn
 
 
 def parameters_of(fn: FunctionType) -> Mapping[str, inspect.Parameter]:
-    """The parameters that a caller sees."""
+    """Return the parameters that a caller sees."""
     return inspect.signature(decorated(fn), follow_wrapped=False).parameters
 
 
@@ -102,7 +102,7 @@ _KNOWN = frozenset({"torch", "lowtide"})
 
 
 def is_stdlib(fn: FunctionType | MethodType) -> bool:
-    """Whether the function is one of Python's own library, or of this one."""
+    """Whether the function is in Python's standard library, or in this package."""
     file = fn.__code__.co_filename
     if file.startswith(_OWN):
         return True
@@ -111,8 +111,8 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
 
 
 def is_installed(obj: object) -> bool:
-    """Whether it comes from an installed package other than this one and PyTorch, of which
-    distributions count: they are Python throughout, and check themselves with `try`."""
+    """Whether it is from an installed package other than this one and PyTorch.
+    `torch.distributions` counts as installed: it is Python throughout and uses `try`."""
     module = str(getattr(obj, "__module__", None))
     root = module.partition(".")[0]
     files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, root)]
@@ -121,12 +121,13 @@ def is_installed(obj: object) -> bool:
 
 
 def is_installed_file(file: str | None) -> bool:
-    """Whether a file lies where packages are installed."""
+    """Whether a file is in a directory of installed packages."""
     return not _INSTALLED.isdisjoint(Path(file or "").parts)
 
 
 def read_source(fn: FunctionType) -> FunctionSource:
-    """The parsed source of a function, as its code is now; raises CompileError if there is none."""
+    """Return the parsed source of a function's present code. Raises CompileError if there is
+    none."""
     return _read_source(fn.__code__, fn.__code__.co_filename, fn.__qualname__)
 
 
@@ -153,7 +154,7 @@ def _read_source(code: CodeType, file: str, qualname: str) -> FunctionSource:
 
 
 def _read_lambda(code: CodeType) -> FunctionSource:
-    """A lambda is found in its file as the innermost whose body holds the places of all its ops."""
+    """Find a lambda in its file: the innermost one that contains the locations of all its ops."""
     lines = tuple(linecache.getlines(code.co_filename))
     places = [p for p in code.co_positions() if None not in p and p[2] != p[3]]
     found = _beginning_with(code, lines)
@@ -175,7 +176,7 @@ def _read_lambda(code: CodeType) -> FunctionSource:
 
 
 def _beginning_with(code: CodeType, lines: tuple[str, ...]) -> list[ast.Lambda]:
-    """The lambdas that begin in the line in which the code does."""
+    """Return the lambdas that begin in the first line of the code."""
     return [n for n in _lambdas(lines) if n.lineno == code.co_firstlineno]
 
 
@@ -232,7 +233,7 @@ def _code_loc(code: CodeType) -> Loc:
 
 
 def _lambda_loc(code: CodeType) -> Loc:
-    """Its line, and the first lambda there: which of several it is, is not known."""
+    """Return the line, at the first lambda there: which of several it is, is unknown."""
     lines = tuple(linecache.getlines(code.co_filename))
     line = code.co_firstlineno
     text = lines[line - 1].rstrip("\n") if line <= len(lines) else ""

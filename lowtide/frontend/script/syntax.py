@@ -25,7 +25,7 @@ def check_syntax(fn: Callable[..., Any]) -> None:
 
 
 def check_source(source: FunctionSource) -> None:
-    """As `check_syntax`, for source already read."""
+    """Like `check_syntax`, for source that was already read."""
     body = source.node.body
     for statement in body if isinstance(body, list) else [body]:
         for node in _in_order(statement):

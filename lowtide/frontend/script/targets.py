@@ -3,7 +3,7 @@
 In: an assignment's target and the compiled value. Out: variables bound, or ops that change an
 object.
 
-    a, *rest = xs   a starred target takes what is left, as in Python
+    a, *rest = xs   a starred target takes the rest, as in Python
     x[i] = v        →  x = mutate(%x, %i, %v) {target="Tensor.__setitem__", spec=("int",), …}
     xs[i] = v       →  list.set(%xs, %i, %v)
     p.x = v         →  attr.set(%p, %v) {name="x"}
@@ -123,7 +123,7 @@ def _store_tensor(
 
 
 def widen(c: Context, value: Value, type_: Type) -> None:
-    """What is put into a container may tell what it holds."""
+    """Widen the type of a container by the value that is put into it."""
     match value.type:
         case ListType() | DictType():
             c.builder.widen(value, type_)
@@ -134,7 +134,7 @@ def widen(c: Context, value: Value, type_: Type) -> None:
 
 
 def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, operator: str) -> None:
-    """`base[items] += value`: the item is read, changed in place, and stored, as Python does."""
+    """Compile `base[items] += value`: the item is read, changed in place, and stored."""
     base = c.not_none(c.value(target.value))
     items = index_items(c, target.slice, base.type)
     old = c.as_value(load(c, target, base, items), target)
@@ -144,7 +144,7 @@ def augmented_item(c: Context, node: ast.AugAssign, target: ast.Subscript, opera
 
 
 def augmented_attribute(c: Context, node: ast.AugAssign, operator: str) -> None:
-    """`base.name += value`."""
+    """Compile `base.name += value`."""
     assert isinstance(node.target, ast.Attribute)
     base = c.expr(node.target.value)
     name = node.target.attr
@@ -190,7 +190,7 @@ def delete(c: Context, target: ast.expr) -> None:
 
 
 def _delete_name(c: Context, target: ast.Name) -> None:
-    """A deleted variable is like one that may not be assigned: to read it raises Python's error."""
+    """Compile `del x`: reading the variable afterwards raises Python's error."""
     deleted = c.expr(ast.copy_location(ast.Name(target.id, ast.Load()), target))
     if isinstance(deleted, Value):
         gone = c.builder.undef(deleted.type)
@@ -222,7 +222,7 @@ def _unpack(c: Context, target: ast.expr, elts: list[ast.expr], value: Value) ->
 
 
 def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int) -> list[Value]:
-    """The first `before` elements, a list of the rest, the last `after` elements."""
+    """Return the first `before` elements, a list of the rest, and the last `after` elements."""
     if isinstance(value.type, TupleType):
         count = len(value.type.elems)
         if count < before + after:
@@ -241,7 +241,7 @@ def _with_rest(c: Context, node: ast.AST, value: Value, before: int, after: int)
 
 
 def _check_fewest(c: Context, node: ast.AST, count: Value, fewest: int) -> None:
-    """Raises where there are fewer values than names."""
+    """Raises Python's error if there are fewer values than names."""
     text = f"not enough values to unpack (expected at least {fewest}, got {{}})"
 
     def fail() -> None:
@@ -253,7 +253,7 @@ def _check_fewest(c: Context, node: ast.AST, count: Value, fewest: int) -> None:
 
 
 def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]:
-    """The `count` elements of a tuple, list or tensor."""
+    """Return the `count` elements of a tuple, list or tensor."""
     value = c.not_none(some(c, node, value, "cannot unpack non-iterable NoneType object"))
     if isinstance(value.type, ClassType):
         value = c.as_value(classes.iterated(c, node, value) or value, node)
@@ -284,11 +284,11 @@ def elements(c: Context, node: ast.AST, value: Value, count: int) -> list[Value]
 
 
 def unpacked(c: Context, node: ast.AST, spread: Sequence[Value]) -> Value:
-    """One list of all these sequences' elements."""
+    """Return one list of all these sequences' elements."""
     lists = [_as_list(c, node, part) for part in spread]
     return reduce(lambda joined, part: c.py(node, "py.add", joined, part), lists)
 
 
 def _as_list(c: Context, node: ast.AST, value: Value) -> Value:
-    """A list of its elements; it may be a Size, of which a slice is no list."""
+    """Return a list of its elements; the value may be a Size, of which a slice is no list."""
     return c.list_of(value, node) if t.is_tensor(value.type) else c.py(node, "list.of", value)

@@ -40,7 +40,7 @@ _SHORT = (
 
 
 def source_of(found: PythonObject) -> str | None:
-    """The source name of a PyTorch function; None for anything else."""
+    """Return the source name of a PyTorch function; None for anything else."""
     path = torch_schemas.torch_paths().get(id(found.obj), found.path)
     for long, short in _SHORT:
         if path.startswith(long):
@@ -60,7 +60,7 @@ def torch_call(
     *,
     unpacked: bool = False,
 ) -> Node:
-    """Compiles a call of a PyTorch function or method; see the module's text."""
+    """Compile a call of a PyTorch function or method; see the module's text."""
     values = [_argument(c, node, a) for a in args]
     named = {k: _argument(c, node, a) for k, a in keywords.items()}
     writing = writing_op(c.builder, source, values, named)
@@ -77,7 +77,7 @@ def torch_call(
 
 
 def attribute(c: Context, node: ast.AST, receiver: Value, name: str, variable: str) -> Node:
-    """`x.name` of a tensor: a property's value, or a method about to be called."""
+    """Compile `x.name` of a tensor: a property's value, or a method about to be called."""
     if not hasattr(torch.Tensor, name):
         if c.may_be_skipped:
             return Method(c.unknown(receiver), name, variable)

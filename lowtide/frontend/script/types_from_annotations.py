@@ -1,7 +1,7 @@
 """Annotations → types.
 
-In: what stands after `:` or `->`, evaluated or as text (from `from __future__ import annotations`).
-Out: a Type; None where there is no annotation or it says nothing that IR knows.
+In: an annotation, evaluated or as text (with `from __future__ import annotations`). Out: a Type;
+None if there is no annotation, or none that IR has a type for.
 
     Optional[torch.Tensor], torch.Tensor | None  →  Optional[Tensor]
     list[int], List[int], Sequence[int]          →  List[int]
@@ -53,7 +53,7 @@ _LEGACY_TENSOR = type(torch.LongTensor)  # and of all its kind: their values are
 
 
 def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Type | None:
-    """The type an annotation means; `names` is where names in text are looked up."""
+    """Return the type of an annotation. `names`: where names in text are looked up."""
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
     if isinstance(annotation, str):
@@ -83,8 +83,8 @@ def type_from_annotation(annotation: object, names: Mapping[str, object]) -> Typ
 
 
 def tested_types(classes: object) -> list[Type] | None:
-    """The types that isinstance() is asked for; None if IR does not know one of them. A class of
-    which an annotation says too little, or one with subclasses, is itself."""
+    """Return the types of an isinstance() test; None if IR has no type for one of them. A class
+    with subclasses, or whose annotation type is less exact, stands for itself."""
     if isinstance(classes, tuple):
         members = cast("tuple[object, ...]", classes)
     elif isinstance(classes, types.UnionType):
@@ -156,7 +156,7 @@ def _named_tuple(annotation: object, names: Mapping[str, object]) -> Type | None
 
 
 def field_type(cls: type, field: str, names: Mapping[str, object]) -> Type | None:
-    """What the class, or one that it is derived from, declares a field to be."""
+    """Return the type that the class, or one of its bases, declares for a field."""
     for base in cls.__mro__:
         hints: dict[str, object] = vars(base).get("__annotations__", {})
         if field in hints:
