@@ -5,8 +5,8 @@ In: programs out of a file, the arguments of a call. Out: arguments as the progr
     class Mode(Enum): FAST = 1     loaded(x, Mode.FAST)     the member FAST of the file's Mode
     class Pair(NamedTuple): …      loaded(Pair(x, 2))       the file's Pair of the same fields
 
-Always holds: what is replaced never changes, so that nobody can tell it from what he gave, but by
-its class. Lists, dicts and records are references, and stay as they are.
+Invariant: only immutable values are replaced, which differ from the caller's in their class only.
+Lists, dicts and records are references, and stay unchanged.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _KINDS: Final = ("enum", "named_tuple")
 
 
 def classes_of(c: object) -> dict[str, type]:
-    """The classes that a loaded function's or module's programs speak of, by name: to make
-    arguments of them. Of two of one name, the first."""
+    """Return the classes in a loaded function's or module's programs, by name; of two with one
+    name, the first."""
     methods = [m for m in vars(c).values() if hasattr(m, "__lowtide_programs__")]
     return _classes(p for m in (c, *methods) for p in getattr(m, "__lowtide_programs__", ()))
 
 
 def adoptable(programs: Iterable[Program]) -> Classes:
-    """The enums and named tuples that these programs know."""
+    """Return the enums and named tuples in these programs."""
     found = _classes(programs)
     return {n: cls for n, cls in found.items() if _kind(cls) in _KINDS}
 
@@ -45,14 +45,15 @@ def adoptable(programs: Iterable[Program]) -> Classes:
 def adopted(
     args: tuple[Any, ...], kwargs: dict[str, Any], classes: Classes
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments, with values of the caller's own classes as the file's of the same name."""
+    """Return arguments in which values of the caller's classes are those of the file's class of the
+    same name."""
     named = {name: _adopted(value, classes) for name, value in kwargs.items()}
     return tuple(_adopted(value, classes) for value in args), named
 
 
 def adopted_attribute(module: torch.nn.Module, name: str, value: Any) -> Any:
-    """What a loaded module is given in place of an object of the file's class of the same name.
-    Raises TypeError where it is one that would have to stay what it is."""
+    """Return the value to assign to a loaded module's attribute: of the file's class, if it has the
+    same name. Raises TypeError for an object, which would have to stay itself."""
     cls: type[Any] = cast("type[Any]", type(vars(module).get(name)))
     is_other = type(value).__name__ == cls.__name__ and not isinstance(value, cls)
     if not is_other or not _kind(cls):
@@ -106,7 +107,7 @@ def _classes(programs: Iterable[Program]) -> dict[str, type]:
 
 
 def _types(function: Function) -> Iterator[Type]:
-    """All that the function speaks of: of its values, and those it asks for."""
+    """Yield all types in the function, of its values and in its tests."""
     yield from (value.type for value in values_of(function.block))
     for op in function.walk():
         if op.name == "py.isinstance":

@@ -70,7 +70,7 @@ METHODS: Final = (
 
 
 class Refusal(Exception):
-    """A program that may not be in a file: the reason, the place, what to write instead."""
+    """A program that may not be in a file: the reason, the place, the remedy."""
 
     def __init__(self, problem: str, loc: Loc = UNKNOWN_LOC, remedy: str = "") -> None:
         super().__init__(problem)
@@ -83,7 +83,7 @@ _PARTS: Final = 2048  # of one type
 
 
 def check_sizes(fn: Function) -> None:
-    """Raises Refusal for a program that is too large to look at, or has no name."""
+    """Raises Refusal for a program that is too large, or has no name."""
     if not limits.is_identifier(fn.name):
         raise Refusal(f"a function called {fn.name[:80]!r}")
     if _depth(fn.block) > limits.NESTING:
@@ -100,7 +100,7 @@ def _depth(block: Block) -> int:
 
 
 def is_flat(template: str, nested: bool = False) -> bool:
-    """Whether a template only prints its operands, none of their attributes or elements."""
+    """Whether a template only prints its operands, not their attributes or elements."""
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError:

@@ -1,7 +1,7 @@
-"""The zip around a saved program: written the same for the same contents, read with suspicion.
+"""The zip around a saved program: equal contents give equal bytes; reading trusts nothing.
 
-In: a path or a binary file object. Out: `write` makes the file, whole or not at all; `open_archive`
-gives an `Archive`, whose entries have been checked before any of them is read.
+In: a path or a binary file object. Out: `write` writes the file, whole or not at all;
+`open_archive` returns an `Archive`, whose entries are checked before any of them is read.
 
 Always holds: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
 bytes. Tensors are stored, text is deflated. A path is written beside itself, then renamed.
@@ -42,7 +42,7 @@ _END_MAGIC: Final = b"PK\5\6"
 
 
 def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
-    """Writes all entries. A path is replaced only once the whole file is there."""
+    """Write all entries. A path is replaced only when the file is complete."""
     if not isinstance(f, str | os.PathLike):
         if not callable(getattr(f, "write", None)):
             raise TypeError(f"lt.save takes a path or a binary file, not {f!r}")
@@ -68,7 +68,7 @@ def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
 
 
 def _umask() -> int:
-    """The process's; there is no way to read it but to set it."""
+    """Return the process's umask; it can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -90,7 +90,7 @@ def _write_zip(file: IO[bytes], entries: Iterable[tuple[str, Content]]) -> None:
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether an entry of a file may be called so: one of ours, and no way out of a folder."""
+    """Whether it is a valid entry name: one that Lowtide writes, without path tricks."""
     return _NAME.fullmatch(name) is not None and _is_inside(name)
 
 
@@ -106,7 +106,7 @@ class Archive:
     infos: dict[str, zipfile.ZipInfo]
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """A whole entry; raises LoadError."""
+        """Return a whole entry. Raises LoadError."""
         info = self.info(name)
         if info.file_size > most_bytes:
             raise LoadError(f"{name} has {info.file_size} bytes; at most {most_bytes} are read")
@@ -115,7 +115,7 @@ class Archive:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Generator[IO[bytes]]:
-        """An entry as a stream."""
+        """Return an entry as a stream."""
         info = self.info(name)
         with reading(name), self.zip.open(info) as entry:
             yield entry
@@ -127,7 +127,7 @@ class Archive:
                 raise LoadError(f"the file has an unknown entry {name!r}")
 
     def info(self, name: str) -> zipfile.ZipInfo:
-        """What the table of contents says; raises LoadError."""
+        """Return an entry of the table of contents. Raises LoadError."""
         if name not in self.infos:
             raise LoadError(f"the file has no entry {name!r}")
         return self.infos[name]
@@ -135,7 +135,7 @@ class Archive:
 
 @contextlib.contextmanager
 def reading(what: str) -> Generator[None]:
-    """Whatever a damaged zip makes Python's zipfile raise becomes a LoadError."""
+    """A context in which all errors of Python's zipfile become LoadErrors."""
     try:
         yield
     except _BROKEN as error:
@@ -144,7 +144,7 @@ def reading(what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def open_archive(f: Target) -> Generator[Archive]:
-    """The checked archive; raises LoadError, or OSError where there is no such file."""
+    """Return the checked archive. Raises LoadError, or OSError if there is no such file."""
     with contextlib.ExitStack() as stack:
         if isinstance(f, str | os.PathLike):
             file: IO[bytes] = stack.enter_context(open(os.fspath(f), "rb"))
@@ -198,14 +198,14 @@ def _check_entry(info: zipfile.ZipInfo) -> None:
 
 
 def _check_ends(infos: list[zipfile.ZipInfo], end: bytes) -> None:
-    """Nothing lies in front of the first entry or behind the table of contents."""
+    """Check that nothing is before the first entry or after the table of contents."""
     is_last = end.startswith(_END_MAGIC) and end.endswith(b"\0\0")  # and it has no comment
     if not is_last or (infos and min(i.header_offset for i in infos) != 0):
         raise LoadError("the file has bytes before or after the zip archive")
 
 
 def _check_places(infos: list[zipfile.ZipInfo], size: int) -> None:
-    """No entry lies in another, so that no byte is read twice."""
+    """Check that no entries overlap, so that no byte is read twice."""
     end = 0
     for info in sorted(infos, key=lambda i: i.header_offset):
         if info.header_offset < end:

@@ -23,7 +23,7 @@ Called = Mapping[str, Iterable[Types]]  # what methods of one module are called 
 
 @dataclass(slots=True)
 class Calls:
-    """See the module's text; `count` grows whenever something new is noted."""
+    """See the module's text. `count`: grows whenever a new call is noted."""
 
     count: int = 0
     _known: dict[int, dict[str, list[Types]]] = field(
@@ -31,7 +31,7 @@ class Calls:
     )
 
     def note(self, callees: Callees, places: Mapping[int, int]) -> None:
-        """Adds what a method calls; `places`: ids of modules that others are to stand for."""
+        """Add the calls of a method. `places`: ids of modules that are replaced by others."""
         for (owner, name), types in callees.items():
             methods = self._known.setdefault(places.get(owner, owner), {})
             self.count += name not in methods
@@ -41,7 +41,7 @@ class Calls:
             self.count += len(new)
 
     def of(self, module: torch.nn.Module) -> Called:
-        """What methods of a module are called with."""
+        """Return the methods called on a module, with the types of arguments."""
         return self._known.get(id(module), {})
 
 

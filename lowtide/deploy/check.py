@@ -31,7 +31,7 @@ from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, T
 
 
 def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
-    """Raises Refusal if the program does what no file may."""
+    """Raises Refusal if the program does what no file may do."""
     checker = _Checker(classes)
     for value in values_of(fn.block):
         checker.type(value.type, fn.loc)
@@ -40,7 +40,8 @@ def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
 
 
 def owner_of(op: Op, classes: Mapping[str, ClassEntry]) -> ClassEntry | None:
-    """The file's class of which `attr.get` or `attr.set` reads a field, by the operand's type."""
+    """Return the file's class whose field `attr.get` or `attr.set` accesses, by the operand's
+    type."""
     type_ = op.operands[0].type
     if isinstance(type_, OptionalType):
         type_ = type_.elem
@@ -67,7 +68,7 @@ class _Checker:
                     pass
 
     def fields(self, cls: str) -> tuple[str, ...]:
-        """The fields of a named tuple, of the file or PyTorch's own."""
+        """Return the fields of a named tuple, of the file or of PyTorch."""
         if cls in RESULTS:
             return field_names(RESULTS[cls])
         entry = self.classes.get(cls)

@@ -56,7 +56,7 @@ class ClassNames:
         self._used: dict[type, dict[str, object]] = {}
 
     def id(self, cls: type) -> str:
-        """The id of a class; raises NotSaved."""
+        """Return the id of a class. Raises NotSaved."""
         foreign = class_table.foreign_id(cls)
         if foreign:
             return foreign
@@ -72,8 +72,8 @@ class ClassNames:
         return self._ids[cls]
 
     def id_of_name(self, name: str) -> str:
-        """The id of what `ir.python_objects` calls so; a name that no file has, where there is
-        none, so that the check of the program says at which line."""
+        """Return the id for a name of `ir.python_objects`. For an unknown one, return a name that
+        no file has: the check of the program then reports the line."""
         found: Any = python_objects.find(name)
         if isinstance(found, type):
             with contextlib.suppress(NotSaved):
@@ -85,7 +85,7 @@ class ClassNames:
         return str(getattr(cast("object", found), "__qualname__", name))
 
     def use(self, cls: type, name: str) -> None:
-        """Notes that programs, or objects in the file, have this attribute; raises NotSaved."""
+        """Note that programs, or objects in the file, use this attribute. Raises NotSaved."""
         id_ = self.id(cls)
         if cls not in self._used:
             return  # Python's or PyTorch's own
@@ -101,7 +101,7 @@ class ClassNames:
         self._used[cls][name] = None if is_slot or kind == "module" else found
 
     def entries(self) -> dict[str, ClassEntry]:
-        """The table, in order of first use; raises NotSaved."""
+        """Return the table, in order of first use. Raises NotSaved."""
         return {id_: self._entry(cls, id_) for cls, id_ in self._ids.items()}
 
     def _entry(self, cls: type, id_: str) -> ClassEntry:
@@ -114,7 +114,7 @@ class ClassNames:
 
 
 def needed_method(op: Op) -> str:
-    """A method of the user's class that an op would call, "" if it calls none."""
+    """Return the method of the user's class that an op would call, "" if it calls none."""
     for value in op.operands:
         for part in types_in(value.type):
             for cls in _classes(part):

@@ -32,7 +32,7 @@ _ENTRY: Final = ("id", "name", "kind", "base", "mixin", "members", "fields", "op
 
 
 def to_json(entry: ClassEntry) -> dict[str, object]:
-    """The entry's row in the manifest."""
+    """Return the entry's row in the manifest."""
     found: dict[str, object] = {"id": entry.id, "name": entry.name, "kind": entry.kind}
     if entry.base or entry.mixin:
         found |= {"base": entry.base, "mixin": entry.mixin}
@@ -46,7 +46,7 @@ def to_json(entry: ClassEntry) -> dict[str, object]:
 
 
 def from_json(rows: Node) -> dict[str, ClassEntry]:
-    """The table, by id; raises LoadError."""
+    """Return the table, by id. Raises LoadError."""
     found: dict[str, ClassEntry] = {}
     for row in rows.items_of():
         entry = _entry(row.only(*_ENTRY))
@@ -112,7 +112,7 @@ def _field(row: Node, kind: Kind) -> Field:
 
 
 def constant(text: Node) -> object:
-    """The constant of this text; raises LoadError."""
+    """Return the constant of this text. Raises LoadError."""
     try:
         return parse_literal(text.text())
     except ValueError as error:

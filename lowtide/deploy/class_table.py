@@ -5,8 +5,8 @@ In: Python classes (saving) or JSON (loading). Out: `ClassEntry`s, known in the 
     class Color(Enum): RED = 1      {"id": "Color", "name": "Color", "kind": "enum",
                                      "base": "Enum", "members": [["RED", "1"]]}
 
-Always holds: an entry holds names and constants, no behaviour; what needs a method of the class is
-found by `check`. Classes of Python and PyTorch themselves have a dot in their id and no entry.
+Invariant: an entry holds names and constants, no behaviour; `check` refuses ops that need a method
+of the class. Classes of Python and PyTorch have a dot in their id and no entry.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ OPTIONS: Final = ("eq", "order", "frozen", "repr", "unsafe_hash")
 
 
 class NotSaved(Exception):
-    """Something has no place in a file; the text says what and why, `remedy` what has one."""
+    """Something cannot be saved; the text says what and why. `remedy`: what to write instead."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what)
@@ -81,7 +81,8 @@ class NotSaved(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field: whether __init__, __repr__ and __eq__ know it; the text of its default, or None."""
+    """A field. Flags: whether __init__, __repr__ and __eq__ use it. Also the text of its default,
+    or None."""
 
     name: str
     init: bool = False
@@ -92,7 +93,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassEntry:
-    """One class; constants are texts of literals. `options`: of a dataclass, None for others."""
+    """One class. Constants are texts of literals. `options`: of a dataclass, None for others."""
 
     id: str
     name: str
@@ -121,12 +122,12 @@ _REMEDIES: Final[Mapping[type, str]] = {
 
 
 def foreign_id(cls: type) -> str:
-    """The id of one of Python's or PyTorch's own classes, "" for any other."""
+    """Return the id of a class of Python or PyTorch, "" for any other."""
     return next((name for name, known in FOREIGN.items() if known is cls), "")
 
 
 def kind_of(cls: type) -> Kind:
-    """Which kind of entry a class needs; raises NotSaved."""
+    """Return the kind of entry that a class needs. Raises NotSaved."""
     hooks = user_methods(cls) & {"__getattr__", "__getattribute__", "__setattr__"}
     if issubclass(cls, torch.nn.Module):
         return "module"
@@ -152,8 +153,8 @@ def _is_named_tuple(cls: Any) -> bool:
 
 
 def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
-    """The entry of a class; `used`: attributes that programs use, with the class's own value or
-    None. Raises NotSaved."""
+    """Return the entry of a class. `used`: attributes that programs use, with the class's own value
+    or None. Raises NotSaved."""
     kind = kind_of(cls)
     head = {"id": id_, "name": cls.__name__, "kind": kind}
     match kind:
@@ -236,7 +237,7 @@ _NOT_THE_USERS: Final = (
 
 
 def user_methods(cls: type) -> set[str]:
-    """The dunder methods that a class has from Python source of the user's."""
+    """Return the dunder methods that a class has from the user's source."""
     found: set[str] = set()
     for base in cls.__mro__:
         for name, member in vars(base).items():
@@ -248,12 +249,13 @@ def user_methods(cls: type) -> set[str]:
 
 
 def is_computed(member: object) -> bool:
-    """Whether a member of a class is not a value, but gives one: a property, a method."""
+    """Whether a class member computes a value: a property, a method."""
     return hasattr(type(member), "__get__")
 
 
 def may_be_field(kind: Kind, name: str) -> bool:
-    """Whether a class of this kind may have a field so called: Python's and PyTorch's are taken."""
+    """Whether a class of this kind may have a field of this name: Python's and PyTorch's names are
+    reserved."""
     if not limits.is_public(name):
         return False
     match kind:
@@ -277,27 +279,27 @@ _REPLACEABLE: Final = frozenset(
 
 
 def may_be_method(cls: type, name: str) -> bool:
-    """Whether programs may be this method of a module that comes from a file; `cls`: one of
-    `CONTAINERS`, or derived. What PyTorch and Lowtide call themselves keeps its meaning."""
+    """Whether programs may implement this method of a loaded module. `cls`: one of `CONTAINERS`, or
+    derived from it. Methods that PyTorch and Lowtide call keep their meaning."""
     if name == "forward" or name in _REPLACEABLE:
         return True
     return not (hasattr(cls, name) or name in vars(torch.nn.Module()) or is_own_name(name))
 
 
 def sets_in_python(cls: type) -> bool:
-    """Whether assigning to an attribute of a module does more than nn.Module does."""
+    """Whether the module's attribute assignment does more than that of nn.Module."""
     found = next(c for c in cls.__mro__ if "__setattr__" in vars(c))
     return issubclass(cls, torch.nn.Module) and found not in (torch.nn.Module, ScriptModule)
 
 
 def container_of(module: torch.nn.Module) -> type:
-    """The one of `CONTAINERS` that a file makes the module's class of."""
+    """Return the one of `CONTAINERS` that a loaded module's class derives from."""
     containers: dict[str, Any] = dict(CONTAINERS)
     return [base for base in containers.values() if isinstance(module, base)][-1]
 
 
 def class_named(name: str) -> type:
-    """The class of this process that IR calls so; raises NotSaved."""
+    """Return the class of this process with this name in IR. Raises NotSaved."""
     try:
         found = python_objects.find(name)
     except KeyError as error:  # of Python's own, but none that ends a call only

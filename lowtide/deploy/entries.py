@@ -31,8 +31,8 @@ from lowtide.ir.core import Function
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry point; every program takes the parameters of the signature. `module`: the one whose
-    method it is, None for a function."""
+    """An entry point; all programs take the parameters of the signature. `module`: whose method it
+    is, None for a function."""
 
     name: str
     module: torch.nn.Module | None
@@ -41,7 +41,7 @@ class Entry:
 
 
 def entries_of(m: ScriptFunction | ScriptModule) -> list[Entry]:
-    """The entry points of the whole; raises CompileError."""
+    """Return the entry points of the compiled object. Raises CompileError."""
     if isinstance(m, ScriptMethod):
         raise CompileError("a method alone is not saved", remedy="lt.save of its module")
     if isinstance(m, ScriptFunction):
@@ -79,13 +79,13 @@ def _taken(name: str, method: ScriptMethod) -> CompileError:
 
 
 def why_not_saved(module: torch.nn.Module) -> str:
-    """Why the methods of a module are not saved, "" if they are: a file has no hooks."""
+    """Return why the methods of a module are not saved, "" if they are: files hold no hooks."""
     own = vars(module)
     return "it has a hook" if own["_forward_hooks"] or own["_forward_pre_hooks"] else ""
 
 
 def names_of(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
-    """The methods that are entry points; some may come twice. No file gives a class a `__len__`."""
+    """Return the methods that are entry points; some may occur twice. `__len__` is never one."""
     yield from filter(is_public, _names_of(m, root))
 
 

@@ -6,8 +6,8 @@ classes, then, once nothing can fail any more, with those of the process.
     {"modules": [2, 5], "name": "forward", "parameters": [...],
      "programs": [{"code": "code/layers.0.forward.ir", "guards": [...]}]}
 
-Always holds: a text is read once, however many methods have it; what a program reads is there in
-each of the modules whose method it is.
+Invariant: a text is read once, however many methods share it. Whatever a program reads exists in
+each module whose method it is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: Final = {k.name.lower(): k for k in type(inspect.Parameter.VAR_KEYWORD)}
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A function, if it has no `modules`; or the method of this name of these rows."""
+    """A function, if it has no `modules`; else the method of this name of these modules."""
 
     name: str
     modules: tuple[int, ...]
@@ -56,7 +56,7 @@ class EntryReader:
         self._path_chars = 0
 
     def methods(self, rows: Node) -> list[Method]:
-        """All rows, checked; raises LoadError."""
+        """Return all rows, checked. Raises LoadError."""
         found: list[Method] = []
         taken: set[tuple[int, str]] = set()
         for row in rows.items_of(limits.ENTRIES):
@@ -118,7 +118,7 @@ class EntryReader:
     def named(
         self, methods: Sequence[Method], classes: Mapping[str, type], lines: sources.Lines
     ) -> list[Method]:
-        """The same with classes of this process."""
+        """Return the same with classes of this process."""
         codes = {
             name: use_names(program, self._decoder.entries, classes, lines)
             for name, program in self._codes.items()
@@ -134,7 +134,7 @@ class EntryReader:
 
 
 def _check_name(name: Node, modules: Sequence[torch.nn.Module]) -> None:
-    """A method hides nothing that its modules have."""
+    """Check that a method hides no attribute of its modules."""
     if not name.text().isidentifier() or name.text().startswith("__"):
         raise name.fail("the name of an entry point")
     for module in modules:

@@ -24,9 +24,9 @@ Types = tuple[Type, ...]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and what its guards gave when it was made; guards of hooks have no fact.
+    """A program, and the values of its guards when it was made; guards of hooks have no value.
 
-    `reads`: of a loaded one, the types of attributes that it reads where it uses them."""
+    `reads`: for a loaded program, the types of attributes that it reads in place."""
 
     function: Function
     guards: tuple[Guard, ...] = ()
@@ -35,7 +35,7 @@ class Program:
 
 
 def takes(param: Type, given: Type) -> bool:
-    """Whether an argument may stand for a parameter; an int for a float, too, as in Python."""
+    """Whether an argument may be passed to a parameter; an int also to a float, as in Python."""
     if t.is_subtype(given, param):
         return True
     match param, given:
@@ -56,7 +56,7 @@ def takes(param: Type, given: Type) -> bool:
 
 
 def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
-    """The programs for these arguments, those for exactly these types first."""
+    """Return the programs for these arguments, those for exactly these types first."""
     exact: list[Program] = []
     loose: list[Program] = []
     for program in programs:
@@ -69,7 +69,8 @@ def fitting(programs: Iterable[Program], types: Types) -> list[Program]:
 
 
 def for_types(name: str, programs: Sequence[Program], types: Types) -> list[Program]:
-    """Those to inline for operands of these types; what only the run knows fits any."""
+    """Return the programs to inline for operands of these types. Unknown types fit any
+    parameter."""
     found = fitting(programs, types)
     if not found and any(map(t.is_dynamic, types)):
         found = [p for p in programs if _may_take(p.function, types)]
@@ -89,7 +90,7 @@ class NoProgram(TypeError):
 
 
 def no_program(name: str, programs: Sequence[Program], types: Types) -> NoProgram:
-    """The error for arguments that no program takes."""
+    """Return the error for arguments that no program takes."""
     known = {f"({', '.join(str(p.type) for p in s.function.arguments)})" for s in programs}
     return NoProgram(
         f"{name}() was saved for {' and '.join(sorted(known))}, not for "

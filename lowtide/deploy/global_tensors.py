@@ -7,8 +7,8 @@ the file has; a function becomes the `forward` of a module that has nothing else
 
 A method of a submodule finds them in a `lowtide_globals` of that submodule.
 
-Always holds: the compiled object, its module and its programs stay as they are. What is saved is
-the tensor that stands there now; after loading, the name in the user's module means nothing.
+Invariant: the compiled object, its module and its programs are unchanged. The present tensor is
+saved; after loading, the global in the user's module is not used.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ HOLDER: Final = "lowtide_globals"
 def brought_inside(
     root: torch.nn.Module | None, name: str, entries: Sequence[Entry]
 ) -> tuple[torch.nn.Module | None, list[Entry]]:
-    """The root and the entries as they are to be saved; `name`: of the function, if `root` is None.
+    """Return the root and the entries to save. `name`: of the function, if `root` is None.
 
-    Raises CompileError for what is no tensor."""
+    Raises CompileError for a global that is not a tensor."""
     tensors = _Tensors()
     made = [tensors.entry(entry) for entry in entries]
     if not tensors.places:
@@ -49,7 +49,7 @@ def brought_inside(
 
 
 class _Tensors:
-    """The tensors, each once, where they are put, and the modules whose methods read them."""
+    """The tensors, each once, with their paths, and the modules whose methods read them."""
 
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
@@ -88,8 +88,8 @@ class _Tensors:
         return place
 
     def copies(self, root: torch.nn.Module) -> dict[torch.nn.Module, torch.nn.Module]:
-        """For each module below `root` one like it that has the tensors, too; itself where neither
-        it nor what is below needs any."""
+        """Return, for each module below `root`, a copy that has the tensors, too; the module itself
+        if it and its submodules need none."""
         made: dict[torch.nn.Module, torch.nn.Module] = {}
         for module in in_order(root):
             below = dict(children_of(module))

@@ -22,13 +22,13 @@ _INT_DIGITS: Final = 19
 
 
 def dump(value: object) -> bytes:
-    """The same bytes for equal values."""
+    """Return the JSON text; equal values give equal bytes."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.encode()
 
 
 def dump_lines(value: dict[str, object]) -> bytes:
-    """The same for people: a line for each entry of the outer dict and of the lists in it."""
+    """Return readable JSON: a line for each entry of the outer dict and of the lists in it."""
     lines: list[str] = []
     for key, entry in value.items():
         name = json.dumps(key)
@@ -41,7 +41,7 @@ def dump_lines(value: dict[str, object]) -> bytes:
 
 
 def parse(raw: bytes, what: str) -> Node:
-    """The outermost node; raises LoadError."""
+    """Return the outermost node. Raises LoadError."""
     try:
         value: object = json.loads(
             raw.decode("utf-8"),
@@ -81,13 +81,13 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One JSON value; `where` is for messages."""
+    """One JSON value. `where`: its location, for messages."""
 
     value: object
     where: str
 
     def fail(self, expected: str) -> LoadError:
-        """The error to raise."""
+        """Return the error to raise."""
         shown = repr(self.value)
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         return LoadError(f"{self.where}: expected {expected}, not {shown}")
@@ -102,26 +102,26 @@ class Node:
         return name in self._dict()
 
     def get(self, name: str) -> Node:
-        """The value of this name, which must be there."""
+        """Return the value of this name, which is required."""
         found = self._dict()
         if name not in found:
             raise self.fail(f"an object with {name!r}")
         return Node(found[name], f"{self.where}: {name}")
 
     def only(self, *names: str) -> Node:
-        """Itself; the object has no other names than these."""
+        """Return the node itself, if it has no other names than these."""
         for name in self._dict():
             if name not in names:
                 raise self.fail(f"an object without {name!r}")
         return self
 
     def items(self) -> Iterator[tuple[str, Node]]:
-        """The object's names and values."""
+        """Return the object's names and values."""
         for name, value in self._dict().items():
             yield name, Node(value, f"{self.where}: {name[:60]}")
 
     def items_of(self, most: int | None = None) -> Sequence[Node]:
-        """The elements of a list."""
+        """Return the elements of a list."""
         if not isinstance(self.value, list):
             raise self.fail("a list")
         found = cast("list[object]", self.value)
@@ -130,14 +130,14 @@ class Node:
         return [Node(v, f"{self.where}[{i}]") for i, v in enumerate(found)]
 
     def row(self, count: int) -> Sequence[Node]:
-        """The elements of a list of this length."""
+        """Return the elements of a list of this length."""
         found = self.items_of()
         if len(found) != count:
             raise self.fail(f"a list of {count}")
         return found
 
     def text(self, of: Any = None) -> str:
-        """A string; `of`: which ones are allowed."""
+        """Return a string. `of`: the allowed ones."""
         if not isinstance(self.value, str):
             raise self.fail("a string")
         if of is not None and self.value not in of:
@@ -145,25 +145,25 @@ class Node:
         return self.value
 
     def integer(self) -> int:
-        """An int."""
+        """Return an int."""
         if type(self.value) is not int:
             raise self.fail("an int")
         return self.value
 
     def size(self) -> int:
-        """An int that is not negative."""
+        """Return an int that is not negative."""
         if type(self.value) is not int or self.value < 0:
             raise self.fail("a size")
         return self.value
 
     def flag(self) -> bool:
-        """A bool."""
+        """Return a bool."""
         if not isinstance(self.value, bool):
             raise self.fail("true or false")
         return self.value
 
     def index(self, of: int) -> int:
-        """An int in range(of)."""
+        """Return an int in range(of)."""
         found = self.size()
         if found >= of:
             raise self.fail(f"an index below {of}")

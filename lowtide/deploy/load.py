@@ -54,11 +54,11 @@ def load(
     _extra_files: dict[str, Any] | None = None,
     _restore_shapes: bool = False,
 ) -> ScriptFunction | ScriptModule:
-    """A compiled function or module from a file that lt.save wrote.
+    """Return a compiled function or module from a file that lt.save wrote.
 
     `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict
-    whose names are read; their bytes are put into it. `_restore_shapes`
-    is torch.jit's and changes nothing: a file has no shapes. Raises LoadError."""
+    whose names are read; it gets their bytes. `_restore_shapes` is torch.jit's and ignored: a file
+    has no shapes. Raises LoadError."""
     del _restore_shapes
     place = storages.placing(map_location)
     with archive.open_archive(f) as opened, watching.aside():  # what a model holds is its own
@@ -145,7 +145,7 @@ class _Loader:
         return []
 
     def _register(self, key: bytes) -> None:
-        """From here on nothing fails: the classes get names in this process."""
+        """Register the classes in this process; nothing after this can fail."""
         _known_classes[key] = self.classes
         for id_, cls in self.classes.items():
             records.remember(cls, self.entries[id_])

@@ -32,7 +32,7 @@ from lowtide.ir.types import Type
 
 
 class LoadedFunction(ScriptFunction):
-    """A function out of a file."""
+    """A function from a file."""
 
     def __init__(self, name: str, signature: inspect.Signature, programs: list[Program]) -> None:
         self.__name__ = self.__qualname__ = name
@@ -54,7 +54,7 @@ class LoadedFunction(ScriptFunction):
         return super().__call__(*args, **kwargs)
 
     def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The program for the types of these arguments; raises TypeError."""
+        """Return the driver for the types of these arguments. Raises TypeError."""
         types = tuple(map(self._type_of, self._signature.parameters, args))
         with self._lock:
             driver = self._drivers.get(types)
@@ -71,13 +71,13 @@ class LoadedFunction(ScriptFunction):
         raise TypeError("a loaded function cannot be pickled: lt.save(function, file) instead")
 
     def program(self) -> Function:
-        """The program for the latest types of arguments, else the first of the file."""
+        """Return the program for the latest argument types, else the first of the file."""
         drivers = self.drivers()
         return drivers[-1].function if drivers else self.__lowtide_programs__[0].function
 
 
 def _plainly(function: LoadedFunction, name: str) -> Callable[..., Any]:
-    """Stands for the Python function: PyTorch runs the program's ops."""
+    """Return a function that runs the program's ops in PyTorch."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values = function.bind(args, kwargs)
@@ -94,7 +94,7 @@ def _arity(signature: inspect.Signature) -> int:
 
 
 class LoadedMethod(ScriptMethod):
-    """A method out of a file."""
+    """A method from a file."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LoadedMethod(ScriptMethod):
         return super().__call__(*args, **kwargs)
 
     def chosen(self, types: Types, *, as_declared: bool = False) -> Program:
-        """The program for these types that fits the modules as they are; see `SavedPrograms`."""
+        """Return the program for these types and the present state; see `SavedPrograms`."""
         found = for_types(self._name, self.__lowtide_programs__, types)
         fits = [p for p in found if self._bound(p) is not None]
         if not fits:
@@ -136,7 +136,7 @@ class LoadedMethod(ScriptMethod):
         raise other_state(self._name, found, self._root)
 
     def _bound(self, program: Program) -> Variant | None:
-        """The program on the modules, if they are as it expects."""
+        """Return the program bound to the modules, if these are as it expects."""
         types = tuple(Guard("type", path) for path in program.reads)
         reads = program.reads.items()
         fits = tuple(Guard("fits", p, str(x)) for p, x in reads if t.holds_items(x))
@@ -160,33 +160,33 @@ class LoadedMethod(ScriptMethod):
 
 
 def _count_of_nones(program: Program) -> int:
-    """How many attributes must be None for it."""
+    """Return the number of attributes that must be None for the program."""
     return sum(g.kind == "none" for g in program.guards)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMethod(MethodMaker):
-    """Makes a `LoadedMethod`; or gives a scripted caller the program to inline."""
+    """Makes a `LoadedMethod`, or provides the program that a scripted caller inlines."""
 
     name: str
     signature: inspect.Signature
     programs: list[Program]
 
     def make(self, root: torch.nn.Module) -> ScriptMethod:
-        """The method of this module."""
+        """Return the method of this module."""
         return LoadedMethod(root, self.name, self.signature, self.programs)
 
     def chosen(
         self, types: Sequence[Type], root: torch.nn.Module | None, *, as_declared: bool = False
     ) -> Program:
-        """The program to inline for a call; see `frontend.script.programs.SavedPrograms`."""
+        """Return the program to inline for a call; see `SavedPrograms`."""
         if root is None:  # of a function
             return for_types(self.name, self.programs, tuple(types))[0]
         method = LoadedMethod(root, self.name, self.signature, self.programs)
         return method.chosen(tuple(types), as_declared=as_declared)
 
     def optional(self, name: str) -> Type | None:
-        """The Optional that a program reads this attribute as; see `SavedPrograms`."""
+        """Return the Optional type of this attribute in a program; see `SavedPrograms`."""
         for program in self.programs:
             parameters = program.function.params[len(program.function.arguments) :]
             captured = zip(program.function.captures, parameters, strict=True)

@@ -29,7 +29,7 @@ _ROW: Final = ("class", "training", "parameters", "buffers", "children", "attrib
 
 
 def in_order(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Every module once, with its first path, children first."""
+    """Return every module once, with its first path, children first."""
     found: dict[torch.nn.Module, str] = {}
 
     def visit(module: torch.nn.Module, path: str, above: frozenset[int]) -> None:
@@ -45,7 +45,7 @@ def in_order(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 def children_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module | None]]:
-    """The submodules, unwrapped."""
+    """Return the submodules, unwrapped."""
     for name, child in vars(module)["_modules"].items():
         yield name, None if child is None else root_of(child)
 
@@ -53,7 +53,7 @@ def children_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module 
 def encode(
     paths: Mapping[torch.nn.Module, str], needs: Needs, encoder: Encoder, names: ClassNames
 ) -> list[object]:
-    """The rows of the modules that `in_order` gives; raises NotSaved."""
+    """Return the rows of the modules in `in_order`. Raises NotSaved."""
     places = {module: k for k, module in enumerate(paths)}
     writer = _Writer(needs, encoder, names)
     return [writer.row(module, path, places) for module, path in paths.items()]
@@ -120,7 +120,7 @@ MISSING: Final = object()  # an attribute that programs set before they read it
 
 
 def decode(rows: Node, decoder: Decoder) -> list[torch.nn.Module]:
-    """The modules, the root last; raises LoadError."""
+    """Return the modules, the root last. Raises LoadError."""
     made: list[torch.nn.Module] = []
     for row in rows.items_of():
         made.append(_module(row.only(*_ROW), decoder, made))

@@ -38,7 +38,7 @@ _MOST_ROUNDS: Final = 8
 
 
 def parts_of(m: ScriptModule, known: Iterable[Entry]) -> list[Entry]:
-    """What can be called besides the `known` entries, the root's own methods first."""
+    """Return the callable parts besides the `known` entries, the root's own methods first."""
     taken = {(id(e.module), e.name) for e in known}
     parts = _Parts(_wrapped(m), taken)
     found: list[Entry] = []
@@ -51,7 +51,7 @@ def parts_of(m: ScriptModule, known: Iterable[Entry]) -> list[Entry]:
 
 
 def _wrapped(m: ScriptModule) -> dict[torch.nn.Module, ScriptModule]:
-    """Every module below, and its compiled module; those of the class style have none yet."""
+    """Yield every submodule with its compiled module; those of the class style have none yet."""
     found: dict[torch.nn.Module, ScriptModule] = {}
     memo: dict[int, ScriptModule] = {}
     for inner in m.modules():
@@ -64,7 +64,7 @@ def _wrapped(m: ScriptModule) -> dict[torch.nn.Module, ScriptModule]:
 
 @dataclass(slots=True)
 class _Parts:
-    """All modules, each with its compiled one; `taken`: methods that are there already."""
+    """All modules, each with its compiled one. `taken`: methods that exist already."""
 
     wrapped: Mapping[torch.nn.Module, ScriptModule]
     taken: Set[tuple[int, str]]
@@ -121,7 +121,7 @@ def _names(wrapper: ScriptModule, module: torch.nn.Module, called: Called) -> It
 
 
 def _is_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether a file may have programs of it, and it is no property or the like."""
+    """Whether it is a method, not a property or the like, that a file may contain."""
     own = vars(module).get(name)
     member = inspect.getattr_static(type(module), name, None)
     is_plain = isinstance(member, FunctionType) or hasattr(member, "__lowtide_function__")

@@ -36,7 +36,7 @@ from lowtide.ir.types import TupleType
 
 
 def of_function(f: ScriptFunction) -> list[Program]:
-    """All programs of a function; raises CompileError."""
+    """Return all programs of a function. Raises CompileError."""
     saved: list[Program] | None = getattr(f, "__lowtide_programs__", None)
     if saved is not None:
         return saved
@@ -56,8 +56,8 @@ def of_function(f: ScriptFunction) -> list[Program]:
 
 
 def _as_now(fn: Any, driver: Driver) -> Function:
-    """The driver's program; where globals are other ones than it was made for, or it reads them at
-    each call since they have changed before, a program that has them as they are."""
+    """Return the driver's program. If globals have changed since it was made, or it reads changing
+    numbers at each call, return a program with their present values."""
     function = driver.function
     if driver.is_outdated() or _reads_numbers(function):
         return program_of(fn, [a.type for a in function.arguments])
@@ -95,9 +95,9 @@ def _is_annotated(parameters: Iterable[inspect.Parameter]) -> bool:
 
 
 def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Program]:
-    """All programs of a method that fit its modules as they are; raises CompileError.
+    """Return all programs of a method that fit its modules' present state. Raises CompileError.
 
-    `called`: types of arguments that other programs call it with."""
+    `called`: argument types with which other programs call it."""
     saved: list[Program] | None = getattr(method, "__lowtide_programs__", None)
     if saved is not None:
         return saved
@@ -122,7 +122,8 @@ def of_method(method: ScriptMethod, called: Iterable[Types] = ()) -> list[Progra
 def _for_each(
     method: ScriptMethod, wanted: Iterable[Types]
 ) -> tuple[list[Variant], CompileError | None]:
-    """A program for all of these types that no other one takes; what failed first."""
+    """Return a program for each of these types that no other program takes, and the first
+    failure."""
     made: list[Variant] = []
     failed: CompileError | None = None
     for types in wanted:
@@ -135,8 +136,8 @@ def _for_each(
 
 
 def _as_declared(method: ScriptMethod, made: Sequence[Variant]) -> list[Variant]:
-    """For the same arguments, programs that hold whether attributes that are declared Optional are
-    None or not; those that do not compile so are left out."""
+    """Return, for the same arguments, programs in which attributes that are declared Optional may
+    be None or not; those that do not compile are left out."""
     found: list[Variant] = []
     optional = [v.driver.function for v in made if _reads_optional(v, method.root)]
     for types in dict.fromkeys(tuple(p.type for p in f.arguments) for f in optional):
@@ -152,13 +153,13 @@ def _reads_optional(variant: Variant, root: torch.nn.Module) -> bool:
 
 
 def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
-    """Whether `*args` has the type that a call gives it, not that of its annotation."""
+    """Whether `*args` has the type of a call, not that of its annotation."""
     rows = zip(function.arguments, parameters, strict=True)
     return all(isinstance(v.type, TupleType) for v, p in rows if p.kind is p.VAR_POSITIONAL)
 
 
 def _in_both_modes(method: ScriptMethod, make: Callable[[], Variant]) -> list[Variant]:
-    """The variant; where the mode decided how it was compiled, one for the other mode, too."""
+    """Return the variant, and one for the other training mode if the mode decided something."""
     first = make()
     modes = [g for g in first.guards if g.kind == "value" and g.path.endswith("training")]
     if not modes:
