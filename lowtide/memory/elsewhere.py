@@ -21,13 +21,13 @@ Storage = torch.UntypedStorage
 
 
 class Elsewhere:
-    """Storages of meta tensors that stand for tensors of the CPU."""
+    """Storages of meta tensors that stand for CPU tensors."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Storage]] = {}
 
     def makes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether such an op's results lie there: it is told so, or its operands do, numbers
+        """Whether the op's results are CPU tensors: by its `device`, or by its operands, scalars
         aside."""
         told = kwargs.get("device")
         if told is not None:
@@ -39,11 +39,11 @@ class Elsewhere:
         return first is not None and self._has(first)
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether one of the tensors lies there."""
+        """Whether one of the tensors is a CPU tensor."""
         return bool(self._known) and any(map(self._has, tensors_in(list(values))))
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """These lie there."""
+        """Note that these are CPU tensors."""
         for x in tensors:
             storage = x.untyped_storage()
             self._known[storage_of(x)] = weakref.ref(storage)

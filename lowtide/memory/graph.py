@@ -12,7 +12,7 @@ import torch
 
 
 def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:
-    """Those that lead to these results."""
+    """Return the nodes that lead to these results."""
     found: dict[Any, None] = {}
     todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
     while todo:

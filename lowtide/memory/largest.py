@@ -26,7 +26,7 @@ _COUNTS: Final = "`{}` is taken to find no more numbers than `minlength`, or tha
 
 
 def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:
-    """See the module's text."""
+    """Return the largest result and a note; see the module's text."""
     if func is aten.index.Tensor:
         return _masked(args)
     make = _MAKERS.get(func)
@@ -74,7 +74,7 @@ def _counts(x: torch.Tensor, weights: torch.Tensor | None = None, least: int = 0
 
 
 def _masked(args: Sequence[Any]) -> tuple[Any, str]:
-    """`x[mask]`, the mask as indices."""
+    """Compute `x[mask]`, with the mask as indices."""
     x, items = args
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in items):
         return None, ""

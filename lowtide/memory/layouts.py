@@ -44,7 +44,7 @@ _CONTIGUOUS: Final = frozenset({
 
 
 def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
-    """See the module's text; results of other ops as they are."""
+    """Return the result in the CPU's order of dims; results of other ops are unchanged."""
     place = _AS_ARGUMENT.get(func)
     if place is not None:
         layout = LAYOUTS[result.dim()] if is_channels_last(args[place]) else torch.contiguous_format
@@ -61,15 +61,16 @@ def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
 
 
 def _rolled(result: Tensor, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """Each dim is cut in two parts, which are joined: an empty one is not channels_last."""
+    """Return the layout of `roll`, which joins two parts along each dim; an empty one is not
+    channels-last."""
     pairs = list(zip(shifts, dims, strict=False))
     is_last = bool(pairs) and is_channels_last(x) and all(n % x.shape[d] for n, d in pairs)
     return _in_order(result, LAYOUTS[x.dim()] if is_last else torch.contiguous_format)
 
 
 def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
-    """Where one operand is channels_last so is the result, but for PyTorch's own of volumes; on
-    meta tensors it is contiguous."""
+    """Return the layout of a convolution: channels-last if one operand is, except for PyTorch's own
+    3-D kernels; on meta tensors it is always contiguous."""
     x, w = args[:2]
     if not (is_channels_last(x) or is_channels_last(w)):
         return result
@@ -79,21 +80,21 @@ def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
 
 
 def is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
-    """Whose a convolution on the CPU is, PyTorch knows: it is asked with tensors of one element.
-    `options`: stride, padding, dilation, transposed, output_padding, groups."""
+    """Whether oneDNN runs this convolution on the CPU; PyTorch is asked with tensors of one
+    element. `options`: stride, padding, dilation, transposed, output_padding, groups."""
     images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
     return not is_slow_convolution(images, weights, *options)
 
 
 def is_dense(x: Tensor) -> bool:
-    """Does it lie as PyTorch's own kernels read it, contiguous or channels_last?"""
+    """Whether PyTorch's kernels read the tensor as it is: contiguous or channels-last."""
     last = LAYOUTS.get(x.dim())
     return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch takes x: [N, C, ...] for channels_last: by the strides alone, which of a dim
-    of size 1 may be anything. Those of contiguous images of one element are not."""
+    """Whether PyTorch treats x: [N, C, ...] as channels-last. That depends on strides alone, which
+    are arbitrary for dims of size 1; contiguous images of one pixel do not count."""
     if x.dim() not in LAYOUTS or not x.stride(1):
         return False
     least = 0
@@ -111,7 +112,7 @@ def _in_order(x: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 def is_packed(x: Tensor) -> bool:
-    """Whether its elements lie side by side, in whatever order of dims."""
+    """Whether its elements are without gaps, in any order of dims."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != step:

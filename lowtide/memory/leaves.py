@@ -19,7 +19,7 @@ _MOST_OBJECTS: Final = 1000
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """In order; a tensor that is there twice is twice given."""
+    """Yield the tensors in order; a tensor that occurs twice is yielded twice."""
     found: list[torch.Tensor] = []
     seen: set[int] = set()
     todo: list[Any] = [value]

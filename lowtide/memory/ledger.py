@@ -1,4 +1,4 @@
-"""The account of a dry run: what is allocated, when, by which line, and the peak.
+"""The allocations of a dry run: when they are made, by which line, and the peak.
 
 In: all that PyTorch does on meta tensors while the ledger is entered, also in autograd. Out:
 `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
@@ -6,12 +6,12 @@ In: all that PyTorch does on meta tensors while the ledger is entered, also in a
     ledger = Ledger()
     with ledger:
         y = x * 2                      # x: on the meta device; one entry, until y's storage dies
-        ledger.play(events)            # kernels: what they take and give back
+        ledger.play(events)            # the allocations and frees of kernels
     ledger.peak_bytes
 
-Always holds: an entry is a storage that an op made. It counts once, however many views it has, and
-lives as long as anything refers to it: a value of the program, a saved tensor, a gradient. Storages
-from before, and those made while `paused`, do not count. Real tensors among an op's operands are
+Invariant: an entry is a storage that an op made. It counts once, however many views it has, and
+lives as long as anything refers to it: a value of the program, a saved tensor, a gradient. Earlier
+storages, and those made while `paused`, do not count. Real tensors among an op's operands are
 replaced by meta tensors, so that nothing is written.
 """
 
@@ -70,7 +70,7 @@ _ONTO_ZEROS: dict[Any, Any] = {
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """Something that takes memory from `born` until `died`, in steps of the ledger's clock."""
+    """An allocation that lives from `born` until `died`, in steps of the ledger's clock."""
 
     name: str
     kind: str
@@ -84,8 +84,8 @@ class Entry:
 
 
 class Ledger(OwnMode):
-    """See the module's text. `name`, `loc` and `kind` are those of what is made from now on.
-    `of_host`: of the CPU's memory; of a GPU's, tensors are whole blocks."""
+    """See the module's text. `name`, `loc`, `kind`: attributes of the next entries. `of_host`:
+    counts CPU memory; on a GPU, tensors are rounded up to whole blocks."""
 
     def __init__(self, of_host: bool = True) -> None:
         super().__init__()
@@ -113,11 +113,11 @@ class Ledger(OwnMode):
     # -- what the run tells --
 
     def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
-        """What follows is done by this op."""
+        """From here on, allocations are of this op."""
         self.name, self.loc, self.kind = name, loc, kind
 
     def spike(self, nbytes: int) -> None:
-        """So many bytes are there for a moment, within an op."""
+        """Count these bytes for a moment, as scratch memory of an op."""
         self._clock += 1
         now_bytes = self.live_bytes + nbytes
         if now_bytes > self.peak_bytes:
@@ -128,7 +128,7 @@ class Ledger(OwnMode):
             )
 
     def play(self, events: Iterable[Event]) -> dict[str, Entry]:
-        """What a run of kernels takes and gives back; what it leaves, by name."""
+        """Enter the events of a run of kernels; return the live allocations by name."""
         self.see_node()
         left: dict[str, Entry] = {}
         for event in events:
@@ -144,19 +144,19 @@ class Ledger(OwnMode):
         return left
 
     def adopt(self, x: torch.Tensor, entry: Entry) -> None:
-        """The entry lives as long as the tensor's memory."""
+        """Let the entry live as long as the tensor's memory."""
         storage = x.untyped_storage()
         self._storages[storage_of(x)] = weakref.ref(storage, self._end_of(storage_of(x), entry))
 
     def hold(self, nbytes: int) -> None:
-        """So many bytes more stay, of what is not rehearsed one by one."""
+        """Count these bytes from here on, for steps that do not run one by one."""
         self._enter(
             Entry(name=self.name, kind=self.kind, loc=self.loc, nbytes=nbytes, born=self._clock)
         )
 
     @contextlib.contextmanager
     def aside(self, nbytes: int) -> Generator[None]:
-        """Inside, so many bytes of what is alive do not count: they belong to another road."""
+        """A context in which these live bytes do not count: they belong to another branch."""
         self.live_bytes -= nbytes
         try:
             yield
@@ -165,7 +165,7 @@ class Ledger(OwnMode):
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
-        """What is made inside was there before."""
+        """A context whose allocations do not count."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
@@ -174,7 +174,7 @@ class Ledger(OwnMode):
 
     @contextlib.contextmanager
     def answering(self) -> Generator[None]:
-        """Inside, an op that asks the data for a number gets 1, or False, and goes on."""
+        """A context in which an op that reads a number from the data gets 1, or False."""
         before, self._answers = self._answers, True
         try:
             yield
@@ -182,7 +182,7 @@ class Ledger(OwnMode):
             self._answers = before
 
     def mark(self, results: Sequence[torch.Tensor]) -> None:
-        """What the backward pass of these results allocates is at this op's line too."""
+        """Attribute allocations in the backward pass of these results to this op's line, too."""
         todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
         while todo:
             node = todo.pop()
@@ -191,13 +191,13 @@ class Ledger(OwnMode):
                 todo += [below for below, _ in node.next_functions]
 
     def watch(self, results: Sequence[torch.Tensor]) -> None:
-        """From now on it is seen when a node of the backward pass of these results is done."""
+        """Notice when a node in the backward pass of these results has run."""
         for node in nodes_of(results):
             node.register_hook(self._node_is_done)
             node.metadata[WATCHED] = True
 
     def backward_ends(self) -> None:
-        """The graph may go."""
+        """Release the graph."""
         self._done = None
 
     def _node_is_done(self, gradients: object, *_: object) -> None:
@@ -206,13 +206,15 @@ class Ledger(OwnMode):
             self.python_has(tensors_in(gradients))
 
     def python_has(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Python holds these, or may: the engine adds nothing to them in their place."""
+        """Note that Python may hold these tensors: the engine does not accumulate in place
+        there."""
         found = (x.untyped_storage() for x in tensors)
         self._of_python |= {address(x): weakref.ref(x) for x in found}
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
-        """Whether the engine adds a gradient to one that it has, which it does in place where
-        nobody else has that; under a mode it does not. Python has what its own functions gave."""
+        """Whether the engine, outside of the dry run's mode, would add this gradient to another one
+        in place: it does if nothing else refers to that. Results of Python functions are held by
+        Python."""
         if func is not aten.add.Tensor or torch.is_grad_enabled():
             return False
         node: Any = current_node()
@@ -229,7 +231,7 @@ class Ledger(OwnMode):
         )
 
     def at_peak(self) -> list[Entry | Held]:
-        """What is alive at the peak, the largest first."""
+        """Return what is alive at the peak, the largest first."""
         found: list[Entry | Held] = [
             e for e in self.entries if e.born <= self._peak_clock < e.died and e.nbytes
         ]
@@ -249,7 +251,7 @@ class Ledger(OwnMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the op on the meta device, and books what it makes."""
+        """Run the op on the meta device, and enter its allocations."""
         kwargs = dict(kwargs or {})
         if self._is_paused:
             return func(*args, **kwargs)
@@ -296,8 +298,8 @@ class Ledger(OwnMode):
         return result
 
     def _as_without_a_mode(self, func: Any, args: tuple[Any, ...]) -> Any:
-        """The op that PyTorch's own gradients would call if no mode were entered: where one is,
-        they write onto zeros, which nobody else has, out of place."""
+        """Return the op that PyTorch's backward formulas would call without modes: under a mode
+        they call the out-of-place op on zeros."""
         node: Any = current_node()
         if node is None or isinstance(node, FunctionCtx):
             return func
@@ -308,7 +310,7 @@ class Ledger(OwnMode):
     def _on_meta(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with meta tensors in the place of real ones, and `device` likewise."""
+        """Return the arguments with meta tensors for real ones, and `device` likewise."""
         given = tensors_in([*args, *kwargs.values()])
         schema = schema_of(func)
         makes = not given and any(a.name == "device" for a in schema.arguments)
@@ -343,12 +345,12 @@ class Ledger(OwnMode):
         return found[1]
 
     def given(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These were there before."""
+        """Note that these tensors existed before."""
         for x in tensors:
             self._storages[storage_of(x)] = weakref.ref(x.untyped_storage())
 
     def book(self, x: torch.Tensor) -> None:
-        """It counts as long as its memory lives."""
+        """Enter a tensor; it counts as long as its memory lives."""
         key = storage_of(x)
         known = self._storages.get(key)
         if not x.is_meta:
@@ -370,7 +372,7 @@ class Ledger(OwnMode):
         self._enter(entry)
 
     def see_node(self) -> None:
-        """In a backward pass the engine may have come to another node."""
+        """Note that a backward pass may have come to another node."""
         node, number = _current()
         if number not in (-1, self._node) and (why := _BY_DATA.get(node.name())):
             name, loc = self._place()
@@ -393,7 +395,7 @@ class Ledger(OwnMode):
         return entry.nbytes if self.of_host else bounds.rounded(entry.nbytes)
 
     def end(self, entry: Entry) -> None:
-        """It is given back."""
+        """Free an entry."""
         self._clock += 1
         entry.died = self._clock
         self.live_bytes -= self._size(entry)
@@ -418,7 +420,7 @@ def _answer(func: Any, x: torch.Tensor) -> Any:
 
 
 def _current() -> tuple[Any, int]:
-    """The node of the backward pass that runs, and its number; None and -1 outside of it."""
+    """Return the running backward node and its number; None and -1 outside of a backward pass."""
     node: Any = current_node()
     return node, -1 if node is None else int(sequence_number(node))
 
@@ -429,7 +431,8 @@ def _is_number_of_cpu(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _lifted(func: Any, result: Any) -> Any:
-    """`torch.tensor([1, 2])` is made where no mode sees it."""
+    """Return a meta tensor for the result of `torch.tensor([1, 2])`, whose allocation no mode sees;
+    other results unchanged."""
     is_lift = func is torch.ops.aten.lift_fresh.default
     if is_lift and not result.is_meta and (result.dim() or result.device.type != "cpu"):
         return like(result)

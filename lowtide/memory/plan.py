@@ -1,6 +1,6 @@
 """A memory plan: the bytes that a program holds at its peak, known before it runs.
 
-In: `Event`s, which are the requests of a run in order. Out: `peak_of(events)`, a MemoryPlan.
+In: `Event`s, the allocations and frees of a run in order. Out: `peak_of(events)`, a MemoryPlan.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from lowtide.errors import Loc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A value that takes memory: `kind` is "output", "temporary" or "work memory"; `formula`: its
-    bytes in the sizes."""
+    """A live allocation. `kind`: "output", "temporary" or "work memory". `formula`: its bytes in
+    the sizes."""
 
     name: str
     nbytes: int
@@ -25,8 +25,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`peak_bytes` of one call, outputs and temporaries counted, inputs not; `formula` in the sizes
-    of the inputs; `buffers`: what is held at the peak."""
+    """`peak_bytes` of one call, with outputs and temporaries, without inputs. `formula` in the
+    sizes of the inputs. `buffers`: what is alive at the peak."""
 
     peak_bytes: int
     formula: str
@@ -40,14 +40,14 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The memory of a value is taken, or given back; what is never given back outlives the run."""
+    """An allocation or a free. An allocation without a free outlives the run."""
 
     held: Held
     takes: bool
 
 
 def peak_of(events: Iterable[Event]) -> MemoryPlan:
-    """The moment at which most is held."""
+    """Return the plan at the moment of the peak."""
     held: dict[str, Held] = {}
     total = 0
     best: tuple[int, list[Held]] = (0, [])

@@ -31,7 +31,7 @@ class Constants:
         self._known_count = -1  # of a copy: how many tensors it began with
 
     def path(self, tensor: torch.Tensor) -> str:
-        """Where the tensor is kept."""
+        """Return the path at which the tensor is stored."""
         for k, known in enumerate(self.tensors):
             if known is tensor:
                 return f"{CONSTANTS}.c{k}"
@@ -42,7 +42,7 @@ class Constants:
         return f"{CONSTANTS}.c{len(self.tensors) - 1}"
 
     def data(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy that nobody changes; one for all that are equal."""
+        """Return a copy that nothing changes; one for all equal tensors."""
         for known in self._data:
             if _equal(known, tensor):
                 return known
@@ -52,7 +52,7 @@ class Constants:
         return kept
 
     def copy(self) -> Constants:
-        """For another run of the same function: the same so far, growing on its own."""
+        """Return a copy for another run of the same function, which grows separately."""
         made = Constants(self.tensors)
         made._data = list(self._data)
         made._known_count = len(self.tensors)
@@ -66,7 +66,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Captures:
-    """The captured values of one Function; `paths` and `values` go together."""
+    """The captured values of one Function; `paths` and `values` correspond."""
 
     def __init__(self, root: torch.nn.Module | None, constants: Constants) -> None:
         self.constants = constants
@@ -88,7 +88,7 @@ class Captures:
         return id(tensor) in self._named
 
     def capture(self, tensor: torch.Tensor) -> Value:
-        """A new captured value for a tensor that has none yet."""
+        """Return a new captured value for a tensor that has none yet."""
         path = self._named.get(id(tensor)) or self.constants.path(tensor)
         name = path.removeprefix(f"{CONSTANTS}.").replace(".", "_")
         value = Value(f"m{name}" if name[0].isdigit() else name, t.TENSOR)

@@ -32,24 +32,24 @@ from lowtide.ir.literals import is_literal
 
 
 class NotEncodable(Exception):
-    """The text names the kind of object."""
+    """There is no constant for an object; the text names its kind."""
 
 
 class Known(Protocol):
-    """What encoding asks of the recorder."""
+    """The interface of the recorder for encoding."""
 
     builder: Builder
 
     def tensor(self, tensor: torch.Tensor) -> Value:
-        """The value of a tensor, captured if it is a new one."""
+        """Return the value of a tensor, captured if it is new."""
         ...
 
     def number(self, number: Any) -> Value | None:
-        """The value of a number of this run, None for any other."""
+        """Return the value of a number of this run, None for any other."""
         ...
 
     def data(self, tensor: torch.Tensor) -> Value:
-        """The captured value of a tensor that nobody else has."""
+        """Return the captured value of a tensor that nothing else refers to."""
         ...
 
 
@@ -63,7 +63,7 @@ _LEGACY: Final[Any] = type(torch.FloatTensor)
 
 
 def encode(known: Known, x: Any) -> Value:
-    """The value of an argument."""
+    """Return the value of an argument."""
     if isinstance(x, Value):
         return x
     if isinstance(x, torch.Tensor):
@@ -101,14 +101,14 @@ def _sequence(known: Known, x: Sequence[Any]) -> Value:
 
 
 def dict_make(builder: Builder, keys: Sequence[Value], values: Sequence[Value]) -> Value:
-    """A dict of values."""
+    """Return a dict of values."""
     type_ = t.DictType(t.join_all(k.type for k in keys), t.join_all(v.type for v in values))
     operands = [v for pair in zip(keys, values, strict=True) for v in pair]
     return builder.emit("dict.make", operands, [type_]).result
 
 
 def _is_member(x: object) -> bool:
-    """Whether it is one member of an enum, that is no number or text as well."""
+    """Whether it is one member of an enum that is not a number or string as well."""
     if not isinstance(x, enum.Enum) or isinstance(x, int | float | str):
         return False
     return x.name in type(x).__members__
@@ -121,7 +121,7 @@ def _member(known: Known, x: enum.Enum) -> Value:
 
 
 def is_encodable(x: Any) -> bool:
-    """Whether `encode` takes it."""
+    """Whether `encode` accepts it."""
     if isinstance(x, tuple | list):
         return all(map(is_encodable, cast("Sequence[Any]", x)))
     if type(x) is dict:
@@ -133,7 +133,7 @@ def is_encodable(x: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """An argument without traced numbers; the same object where there are none."""
+    """Return an argument without traced numbers; the same object if there are none."""
     if isinstance(x, Traced):
         return plain_number(x)
     if isinstance(x, tuple | list):
@@ -158,14 +158,14 @@ def _plain_sequence(x: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What stands in the brackets."""
+    """The items of a subscript."""
 
     spec: tuple[str, ...]
     operands: tuple[Value, ...]
 
 
 def encode_items(known: Known, index: Any) -> Items:
-    """The items of `x[index]`."""
+    """Return the items of `x[index]`."""
     spec: list[str] = []
     operands: list[Value] = []
     several = isinstance(index, tuple) or (isinstance(index, list) and _stands_for_a_tuple(index))  # pyright: ignore[reportUnknownArgumentType]

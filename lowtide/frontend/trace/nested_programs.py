@@ -1,4 +1,4 @@
-"""Says the nests of a recorded program's arguments and result in its IR.
+"""Expresses the nested arguments and result of a recorded program in its IR.
 
 In:  the program of a trace, of tensors only, and how its arguments and result were taken apart.
 Out: the same program with one parameter for each argument, which it takes apart itself, and the
@@ -59,7 +59,7 @@ def with_result(program: Function, nest: Nest) -> Function | None:
 
 
 def built(builder: Builder, nest: Nest, leaves: Iterator[Value]) -> Value:
-    """`Nest.build`, by ops."""
+    """Build the nested value by ops, as `Nest.build` does."""
     if nest.kind == "leaf":
         return next(leaves)
     if nest.kind == "none":
@@ -73,7 +73,7 @@ def built(builder: Builder, nest: Nest, leaves: Iterator[Value]) -> Value:
 
 
 def _type(nest: Nest) -> t.Type | None:
-    """The type of such an argument."""
+    """Return the type of such an argument."""
     if nest.kind == "leaf":
         return t.TENSOR
     inner = [_type(c) for c in nest.children]

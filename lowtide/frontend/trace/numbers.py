@@ -1,7 +1,7 @@
 """Ints and floats that remember which size they were computed from.
 
-In: a number of the run and its value in the recorded program. Out: an `int` or `float` that code
-takes for a plain one; what Python's operators make of it is recorded and remembered too.
+In: a number of the run and its value in the recorded program. Out: an `int` or `float` that behaves
+as a plain one; results of Python's operators on it are recorded, and traced too.
 
     n = x.shape[0]            TracedInt(4), %n = list.get(%shape, 0)
     y.view(n * 2, -1)         %1 = py.mul(%n, 2)
@@ -26,23 +26,23 @@ from lowtide.ir.core import Value
 
 
 class NumberRecorder(Protocol):
-    """What numbers ask of the recorder."""
+    """The interface of the recorder for numbers."""
 
     def is_live(self) -> bool:
-        """Whether the run that they belong to goes on."""
+        """Whether the run of these numbers goes on."""
         ...
 
     def number_op(self, name: str, operands: list[Any], result: Any) -> Any:
-        """Records an op on numbers; gives `result` with a memory."""
+        """Record an op on numbers; return `result` as a traced number."""
         ...
 
     def number_frozen(self, what: str, *, in_library: bool) -> None:
-        """Warns that a number was lost; `in_library`: in PyTorch's own code too."""
+        """Warn that a number became a constant. `in_library`: in PyTorch's code, too."""
         ...
 
 
 class Traced:
-    """What both kinds share."""
+    """The common part of both kinds."""
 
     traced_recorder: NumberRecorder
     traced_value: Value
@@ -67,7 +67,7 @@ class TracedFloat(Traced, float):
 
 
 def traced_number(number: float, recorder: NumberRecorder, value: Value) -> Any:
-    """The number with a memory; a bool stays a bool, which cannot have one."""
+    """Return the traced number; a bool stays a plain bool."""
     if type(number) is int:
         made: TracedInt | TracedFloat = TracedInt(number)
     elif type(number) is float:
@@ -80,14 +80,14 @@ def traced_number(number: float, recorder: NumberRecorder, value: Value) -> Any:
 
 
 def plain_number(x: Any) -> Any:
-    """The number without its memory."""
+    """Return the number as a plain one."""
     if isinstance(x, TracedInt):
         return int.__int__(x)
     return float.__float__(x) if isinstance(x, TracedFloat) else x
 
 
 def _recorded(name: str, operands: list[Any]) -> Any:
-    """Computes an op on numbers, and records it while the run goes on."""
+    """Compute an op on numbers, and record it while the run goes on."""
     definition = opdefs.find(name)
     assert definition is not None
     result = definition.run(*map(plain_number, operands))
@@ -150,7 +150,7 @@ def _float(self: Any) -> float:
 
 
 def _hash(self: Any) -> int:
-    """That of the number; to a cached function, a size is like no other, and like no number."""
+    """Return the hash of the number. For a cached function, a size equals no other key."""
     is_live = isinstance(self, Traced) and self.traced_recorder.is_live()
     if is_live and is_cached_call(frame_at(1)):
         return object.__hash__(self)

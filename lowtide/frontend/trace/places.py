@@ -46,7 +46,7 @@ _DISPATCH = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the user's; `in_library`: PyTorch's own code is between it and the recorder."""
+    """A line of the user's. `in_library`: PyTorch's own code is between it and the recorder."""
 
     frame: types.FrameType
     loc: Loc
@@ -54,7 +54,7 @@ class Place:
 
 
 def here(stop: types.FrameType | None = None) -> Place:
-    """The innermost line of the user's; `stop` is the frame where the traced call began."""
+    """Return the innermost user line. `stop`: the frame where the traced call began."""
     frame: types.FrameType | None = frame_at(1)
     library: types.FrameType | None = None
     last = frame
@@ -78,14 +78,14 @@ def _loc(frame: types.FrameType) -> Loc:
 
 
 def warn_frozen(what: str, place: Place, remedy: str = "") -> None:
-    """Warns that something of the run became a constant of the recorded program."""
+    """Warn that something of the run became a constant of the recorded program."""
     name = place.loc.function
     better = remedy or f"lt.script({name})" if name.isidentifier() else remedy or "lt.script"
     warn(f"{what}; the recorded program keeps that for every input. Write instead: {better}", place)
 
 
 def warn(text: str, place: Place) -> None:
-    """A `TracerWarning` at the user's line, which it shows."""
+    """Issue a `TracerWarning` that shows the user's line."""
     loc = place.loc
     line = f"\n    {loc.text.strip()}" if loc.text.strip() else ""
     warnings.warn_explicit(

@@ -1,13 +1,13 @@
 """Writes the ops of one run, and maps tensors and numbers of the run to values.
 
-In: calls with their arguments and results, told by `mode`. Out: the body of a Function.
+In: calls with their arguments and results, from `mode`. Out: the body of a Function.
 
     y = x.view(n, -1)       →  %1: Tensor = torch.view(%x, (%n, -1))      y stands for %1
     y.add_(1)               →  %2: Tensor = mutate(%1, 1)                 y stands for %2
     n, m = y.shape          →  %3: List[int] = torch.shape(%2), …         TracedInt
 
-Always holds: a tensor is known by the identity of its Python object, which is kept alive as long as
-the recorder; one that nobody has made during the run is captured.
+Invariant: a tensor is identified by its Python object, which lives as long as the recorder. A
+tensor that was not made during the run is captured.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class Recorder:
     # -- tensors --
 
     def tensor(self, tensor: torch.Tensor) -> Value:
-        """The value of a tensor; under `no_grad`, what it is to autograd then. A call that gives a
-        tensor another shape takes the tensor itself: a detached one has a shape of its own."""
+        """Return the value of a tensor; under `no_grad`, a detached one."""
         found = self._tensors.get(id(tensor))
         value = self._captured(tensor) if found is None else found[1]
         if self.grad_off and id(tensor) not in self.renewed:
@@ -84,14 +83,14 @@ class Recorder:
         self._tensors[id(tensor)] = (tensor, value)
 
     def depends(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor may hold other numbers in another call."""
+        """Whether the tensor's values may differ in another call."""
         found = self._tensors.get(id(tensor))
         if found is None:
             return self.captures.is_named(tensor)
         return found[1] not in self._fixed
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor was an input, was made in this run, or is captured already."""
+        """Whether the tensor is an input, was made in this run, or is captured."""
         return id(tensor) in self._tensors
 
     # -- numbers --
@@ -101,25 +100,25 @@ class Recorder:
         return not self.done and threading.get_ident() == self._thread
 
     def number(self, number: Any) -> Value | None:
-        """The value of a number of this run."""
+        """Return the value of a number of this run."""
         mine = isinstance(number, Traced) and number.traced_recorder is self
         return number.traced_value if mine else None
 
     def number_op(self, name: str, operands: list[Any], result: Any) -> Any:
-        """Records an op on numbers; gives `result` with a memory."""
+        """Record an op on numbers; return `result` as a traced number."""
         self.builder.loc = here(self.stop).loc
         value = self.builder.py(name, *(encode(self, x) for x in operands))
         return result if value is None else traced_number(result, self, value)
 
     def number_frozen(self, what: str, *, in_library: bool) -> None:
-        """Warns that a number was lost, if the user can do something about it."""
+        """Warn that a number became a constant, if the user can do something about it."""
         place = here(self.stop)
         checked = place.loc.text.lstrip().startswith("assert ")
         if not checked and (in_library or not place.in_library):
             self.warn_frozen(what, place)
 
     def warn_frozen(self, what: str, place: Place, remedy: str = "") -> None:
-        """Warns that something of the run became a constant of the program."""
+        """Warn that something of the run became a constant of the program."""
         self.warnings += 1
         if not self.quiet:
             warn_frozen(what, place, remedy)
@@ -135,7 +134,7 @@ class Recorder:
         *,
         mutates: bool,
     ) -> None:
-        """Records a call. `mutates`: it changes one of its operands."""
+        """Record a call. `mutates`: it changes one of its operands."""
         place = here(self.stop)
         self.builder.loc = place.loc
         try:
@@ -153,11 +152,11 @@ class Recorder:
         self._plain(op_name, operands, result, target=source, kwnames=tuple(named))
 
     def python_call(self, target: str, operands: Sequence[Value], result: Any) -> None:
-        """Records a call of a Python object, of this name, that gave the result."""
+        """Record a call of a Python object, of this name, with this result."""
         self._plain("py.call", operands, result, target=target, kwnames=())
 
     def constant(self, result: Any) -> None:
-        """A tensor made of Python data: a captured copy, so that each call gets a fresh one."""
+        """Record a tensor made from Python data: a captured copy, cloned in each call."""
         for tensor in tensors_in(result):
             if not self.knows(tensor):
                 self.builder.loc = here(self.stop).loc
@@ -167,17 +166,17 @@ class Recorder:
                 self.fix(tensor)
 
     def data(self, tensor: torch.Tensor) -> Value:
-        """The captured value of Python data, which nobody changes."""
+        """Return the captured value of Python data that nothing changes."""
         kept = self.captures.constants.data(tensor)
         found = self._tensors.get(id(kept))
         return self._captured(kept) if found is None else found[1]
 
     def fix(self, result: Any) -> None:
-        """The result is the same in each call."""
+        """Note that the result is the same in each call."""
         self._fixed.update(self._tensors[id(x)][1] for x in tensors_in(result) if self.knows(x))
 
     def getitem(self, x: torch.Tensor, index: Any, result: Any) -> None:
-        """Records `x[index]`."""
+        """Record `x[index]`."""
         base, items = self._indexed(x, index)
         op = self.builder.emit(
             "torch.getitem", [base, *items.operands], [t.TENSOR], spec=items.spec
@@ -185,7 +184,7 @@ class Recorder:
         self.bind(op.result, result)
 
     def setitem(self, x: torch.Tensor, index: Any, value: Any) -> None:
-        """Records `x[index] = value`."""
+        """Record `x[index] = value`."""
         base, items = self._indexed(x, index)
         op = self.builder.emit(
             "mutate",
@@ -207,7 +206,7 @@ class Recorder:
             raise self.error(place, f"{what} as an index cannot be recorded", "a tensor") from None
 
     def sizes(self, source: str, x: torch.Tensor, args: Sequence[Any], result: Any) -> Any:
-        """Records a question about a size; gives the answer with a memory."""
+        """Record a size query; return the answer as traced numbers."""
         self.builder.loc = here(self.stop).loc
         bound = bind(
             registry.lookup(source), [self.tensor(x), *(encode(self, a) for a in args)], {}
@@ -235,7 +234,7 @@ class Recorder:
     def _plain(
         self, name: str, operands: Sequence[Value], result: Any, *, target: str, kwnames: Any
     ) -> None:
-        """A call without a record, typed as what it gave; a tuple becomes several results."""
+        """Record a call without a record, typed by its result; a tuple becomes several results."""
         type_ = t.type_of(result)
         several = isinstance(type_, TupleType) and len(type_.elems) > 1 and name == "call_torch"
         types_ = list(cast("TupleType", type_).elems) if several else [type_ or t.ANY]
@@ -247,7 +246,7 @@ class Recorder:
             self.bind(op.result, result)
 
     def bind(self, value: Value, result: Any) -> None:
-        """The tensors of a result are the parts of its value."""
+        """Bind the tensors of a result to the parts of its value."""
         if isinstance(result, torch.Tensor):
             detached = self.grad_off and id(result) not in self.renewed
             if not (detached and self.knows(result)):
@@ -257,7 +256,7 @@ class Recorder:
                 self.bind(part, elem)
 
     def parts(self, value: Value, count: int) -> list[Value]:
-        """The elements of a tuple or a list."""
+        """Return the elements of a tuple or a list."""
         if isinstance(value.type, TupleType):
             return [self.builder.tuple_get(value, k) for k in range(count)]
         maker = self.builder.makers.get(value)
@@ -267,8 +266,8 @@ class Recorder:
         return self.builder.emit("unpack", [value], [elem] * count).results
 
     def _rows(self, value: Value, count: int) -> list[Value]:
-        """Many rows one by one, so that a loop can be made of what is done with them; that there
-        are no more and no fewer is an error of its own."""
+        """Return many rows one by one, so that a loop can be rerolled. Another number of rows is an
+        error."""
         builder = self.builder
         length = builder.py("py.len", value)
         wrong = builder.py("py.ne", length, builder.const(count)) if length is not None else None
@@ -284,5 +283,5 @@ class Recorder:
         return [self._element(value, k) for k in range(count)]
 
     def error(self, place: Place, problem: str, remedy: str) -> CompileError:
-        """An error at the user's line, to be raised."""
+        """Return an error at the user's line, to be raised."""
         return CompileError(problem, place.loc, remedy)

@@ -1,11 +1,11 @@
 """Puts the program of a compiled function, with its control flow, into a trace.
 
-In: a Function, the arguments it was called with while tracing, and what it gave. Out: its ops, with
-fresh values, in the recorder; the result, with a memory for numbers.
+In: a Function, the arguments it was called with while tracing, and its result. Out: its ops, with
+fresh values, in the recorder; the result, with traced numbers.
 
     y = scripted(x)     →     %5: Tensor = if(%4) …      y stands for %5
 
-Always holds: a list or dict that the call changed holds afterwards what it holds in the program.
+Invariant: a list or dict that the call changed has the same contents as in the program.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from lowtide.ir.core import Function, Value, clone_op
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A list or dict that a call was handed: the caller's own, what the call saw of it, which is a
-    copy where there are numbers with a memory in it, and what was in that before."""
+    """A list or dict that a call received: the caller's own, the call's copy (if it holds traced
+    numbers), and the contents before the call."""
 
     own: Any
     seen: Any
     before: Any
 
     def is_changed(self) -> bool:
-        """Whether the call put something else into it."""
+        """Whether the call changed its contents."""
         now = list(_contents(self.seen))
         return len(now) != len(self.before) or any(
             a is not b for a, b in zip(now, self.before, strict=True)
@@ -41,7 +41,7 @@ class Given:
 
 
 def given(args: Sequence[Any], seen: Sequence[Any]) -> dict[int, Given]:
-    """The lists and dicts among the arguments, before the call."""
+    """Return the lists and dicts among the arguments, before the call."""
     pairs = enumerate(zip(args, seen, strict=True))
     return {k: Given(a, b, list(_contents(b))) for k, (a, b) in pairs if type(a) in (list, dict)}
 
@@ -54,7 +54,7 @@ def _contents(x: Any) -> Iterator[object]:
 
 
 def operands(recorder: Recorder, args: Sequence[Any]) -> list[Value]:
-    """The values of a call's arguments, before it runs: it may change them."""
+    """Return the values of a call's arguments, before it runs: it may change them."""
     recorder.builder.loc = here(recorder.stop).loc
     return [encode(recorder, a) for a in args]
 
@@ -68,8 +68,9 @@ def splice(
 ) -> Any:
     """Puts the ops of another program into the recorded one.
 
-    `values`: one for each parameter, captured ones too; `result`: what it gave for them; `held`:
-    what `given` told of the arguments."""
+    `values`: one for each parameter, captured ones too. `result`: the call's result. `held`: what
+    `given` returned for the arguments.
+    """
     builder = recorder.builder
     builder.loc = here(recorder.stop).loc
     stand_ins = dict(zip(function.params, values, strict=True))

@@ -40,8 +40,8 @@ _OUTPUTS = (torch.Tensor, TracedInt, TracedFloat)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The arguments of a traced function: names and nests; the first `positional` have no name
-    in the example call, so that they may be given either way."""
+    """The arguments of a traced function: names and nests. The first `positional` ones were passed
+    by position, so they may be passed either way."""
 
     names: tuple[str, ...]
     nests: tuple[Nest, ...]
@@ -56,7 +56,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a function is called with while it is traced; `names` are those of `args`."""
+    """The arguments of a traced call. `names`: those of `args`."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What tracing gives."""
+    """The result of tracing."""
 
     function: Function
     form: Form
@@ -84,8 +84,9 @@ def record(
 ) -> Recording:
     """Runs the function once and gives its program; see the module's text.
 
-    Raises CompileError for arguments and results that are no tensors, naming them, and for what
-    cannot be recorded; the function's own exceptions go through."""
+    Raises CompileError for arguments and results that are not tensors, naming them, and for calls
+    that cannot be recorded. The function's own exceptions are raised unchanged.
+    """
     if active.is_tracing():
         raise LowtideError(f"lt.trace of {name} inside a traced function: trace it beforehand")
     form, leaves = _form(call, name)
@@ -139,8 +140,8 @@ def _form(call: Call, name: str) -> tuple[Form, list[tuple[str, Any]]]:
 
 
 def _alias(x: torch.Tensor) -> torch.Tensor:
-    """The same tensor as another object: which of two equal arguments is meant must be told, or
-    whether the argument is or the module's own parameter."""
+    """Return the same tensor as another object, so that equal arguments, or an argument and the
+    module's parameter, can be told apart."""
     return x.view_as(x) if x.layout is torch.strided else x.detach()
 
 
@@ -151,7 +152,7 @@ def _buffers(root: torch.nn.Module | None) -> dict[str, torch.Tensor]:
 def _warn_of_assigned(
     recorder: Recorder, before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]
 ) -> None:
-    """`self.mean = self.mean * 0.9 + x.mean(0)` is no call of PyTorch's, so it is not recorded; a
+    """Warn of `self.mean = self.mean * 0.9 + x.mean(0)`: an attribute assignment is not recorded, a
     write into the buffer is."""
     for path, x in after.items():
         if path in before and x is not before[path] and recorder.knows(x):
@@ -190,7 +191,7 @@ def _function(
 
 
 def _without_unused(function: Function) -> Function:
-    """The function without captures that no op is left to use."""
+    """Return the function without captures that no op uses."""
     used = {v for op in function.walk() for v in op.operands}
     given = len(function.arguments)
     kept = [
