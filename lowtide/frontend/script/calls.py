@@ -83,9 +83,13 @@ def compile_call(c: Context, node: ast.Call) -> Node:
                 pass
     if isinstance(callee, PythonObject) and callee.obj is next:
         return first_of(c, node)
-    call = compile_arguments(c, node)
+    return _called(c, callee, compile_arguments(c, node))
+
+
+def _called(c: Context, callee: Node, call: Call) -> Node:
     if type(callee) in CALL_OF:
         return CALL_OF[type(callee)](c, callee, call)
+    node = call.node
     match callee:
         case Value() if (cls := _module_class(callee)) is not None:
             return _module_call(c, callee, cls, call)
@@ -294,10 +298,7 @@ def call_function(
     keywords: Mapping[str, Node] | None = None,
 ) -> Node:
     """Compile a call made by a builtin such as `map` or `sorted`."""
-    call = Call(node=node, args=list(args), keywords=dict(keywords or {}))
-    if type(callee) not in CALL_OF:
-        raise c.error(node, f"{describe(callee)} cannot be called", CALLABLES)
-    return CALL_OF[type(callee)](c, callee, call)
+    return _called(c, callee, Call(node=node, args=list(args), keywords=dict(keywords or {})))
 
 
 def _hashable_get(table: Mapping[object, T], obj: object) -> T | None:

@@ -212,3 +212,9 @@ def _double(x: Tensor) -> Tensor:
 def function_chosen_by_a_flag(x: Tensor, flag: bool) -> Tensor:
     f = _double if flag else torch.neg
     return f(x)
+
+
+@program(calls=lambda: [([3, 1],), ([],)], torchscript=False)
+def stored_functions_by_builtins(xs: List[int]):
+    fs = [lambda v, k=k: v * k for k in (1, -1)]
+    return [sorted(xs, key=f) for f in fs], [list(map(f, xs)) for f in fs]
