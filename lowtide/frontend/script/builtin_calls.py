@@ -60,7 +60,8 @@ def _py(op_name: str, torch_source: str = "") -> Builtin:
 
 def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
     """Return the value as an int; if its type is unknown, checked at run time."""
-    return c.py(node, "py.index", value) if _may_be_count(value.type) else value
+    is_int = value.type != t.BOOL and not _may_be_count(value.type)
+    return value if is_int else c.py(node, "py.index", value)
 
 
 def _may_be_count(type_: t.Type) -> bool:

@@ -116,7 +116,9 @@ def _dict(c: Context, call: Call) -> Node:
     made = make_dict(c, [], [])
     if call.args:
         found = call.args[0]
-        if isinstance(found, Value) and isinstance(found.type, DictType):
+        if isinstance(found, Value) and (
+            isinstance(found.type, DictType) or t.is_dynamic(found.type)
+        ):
             made = c.py(call.node, "dict.of", found)
         else:
             each(c, found, call.node, lambda pair: _put_pair(c, call, made, pair))

@@ -73,7 +73,12 @@ def index_items(c: Context, node: ast.expr, base: Type) -> Items:
     for part in parts:
         if isinstance(part, ast.Starred):
             raise c.error(part, "`*` in a subscript is not compiled", "the items one by one")
-        _add(c, part, c.expr(part), items)
+        found = c.expr(part)
+        if part is node and isinstance(found, Value) and isinstance(found.type, TupleType):
+            for k in range(len(found.type.elems)):  # the whole index
+                _add(c, node, c.builder.tuple_get(found, k), items)
+        else:
+            _add(c, part, found, items)
     return Items(tuple(items.spec), tuple(items.operands))
 
 
@@ -97,12 +102,6 @@ def _add(c: Context, node: ast.expr, found: Node, items: _Growing) -> None:
             items.add("bool", value)
         case t.INT | t.NUMBER:
             items.add("int", value)
-        case TupleType(elems) if not all(e in (t.INT, t.BOOL) for e in elems):
-            for k in range(len(elems)):
-                _add(c, node, c.builder.tuple_get(value, k), items)
-        case TupleType() if isinstance(node, ast.Name | ast.Attribute):
-            for k in range(len(value.type.elems)):  # a variable holding the whole index
-                _add(c, node, c.builder.tuple_get(value, k), items)
         case type_ if _may_index(type_):
             items.add("tensor", value)
         case _:
@@ -144,6 +143,8 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
             return _list_item(c, node, base, items.operands[0])
         case ((ListType() | t.STR), ("slice",)):
             return c.py(node, "list.slice", base, *items.operands)
+        case _ if c.may_be_skipped:
+            return load(c, node, c.unknown(base), items)
         case _:
             problem = f"{describe(base)} has no items `{ast.unparse(node.slice)}`"
             raise c.error(node, problem, INDEXED)

@@ -149,6 +149,10 @@ def _sized(operands: Sequence[Type]) -> Type | None:
     return None if element(operands[0]) is None else t.INT
 
 
+def _length(operands: Sequence[Type]) -> Type | None:
+    return None if lenient(_sized)(operands) is None else t.INT  # whatever it is of
+
+
 def _contains(container: Sequence[object], item: object) -> bool:
     return item in container
 
@@ -215,10 +219,10 @@ _OTHERS: dict[str, tuple[Run, ResultType]] = {
     "max": (max, _extremum),
     "min": (min, _extremum),
     "sum": (sum, _sum),
-    "len": (len, _sized),
 }
 
 _ANYTHING: dict[str, tuple[Run, ResultType]] = {
+    "py.len": (len, _length),
     "py.is": (operator.is_, always(t.BOOL)),
     "py.is_not": (operator.is_not, always(t.BOOL)),
     "py.not": (operator.not_, always(t.BOOL)),

@@ -6,6 +6,8 @@ find("str.split").result([STR])   ==  List[str]
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lowtide.ir import types as t
 from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, always
@@ -30,11 +32,21 @@ METHODS = frozenset(name for names in _METHODS.values() for name in names)
 
 _RAISING = ("index", "rindex", "split", "rsplit", "partition", "rpartition", "format", "join")
 
+
+def _method(name: str) -> Callable[..., object]:
+    """The method that the value has, which may be None when the program runs."""
+
+    def call(value: object, *operands: object) -> object:
+        return getattr(value, name)(*operands)
+
+    return call
+
+
 ROWS = [
     *(
         OpDef(
             name=f"str.{name}",
-            run=getattr(str, name),
+            run=_method(name),
             result=always(result),
             effects=Effects.RAISES if name in _RAISING else Effects.NONE,
         )

@@ -631,3 +631,33 @@ def ints_and_bools(values: List[Any]) -> List[str]:
 def a_bool_is_an_int(x: Tensor, flag: bool) -> Tensor:
     v = True if flag else 3
     return x * v if isinstance(v, int) else x * 100
+
+
+@program(calls=lambda: [(True, [True, False]), (False, [])], torchscript=False)
+def counted_by_flags(flag: bool, flags: List[bool]):
+    total = 0
+    for _ in range(flag):
+        total += 1
+    return total, [list(range(f)) for f in flags], list(enumerate("ab", flag))
+
+
+@program(
+    calls=lambda: [({"of": {"a": 1}, "n": 3},), ({"of": [("q", 2)], "n": 3},)], torchscript=False
+)
+def copied_options(config: Dict[str, Any]):
+    found = dict(config["of"])
+    found["b"] = 1
+    return found, config
+
+
+@program(calls=lambda: [("a", 2), (None, 2), ("a", 0)], raises=AttributeError, torchscript=False)
+def a_method_of_none(text: Optional[str], n: int):
+    first = n[0] if n > 5 else n
+    return text.upper(), first
+
+
+@program(args=lambda: (torch.tensor([1.0, 3.0]), ([(1, 2), (4,)],)), torchscript=False)
+def lengths_of_what_the_run_knows(x: Tensor, pairs: Any):
+    for p, *q in pairs[0]:
+        pass
+    return max(x.tolist(), default=0), p, q

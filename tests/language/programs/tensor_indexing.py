@@ -250,3 +250,17 @@ def stores_between_offsets(x: Tensor, n: Tensor) -> Tuple[Tensor, Tensor]:
 def sizes_that_are_tensors(x: Tensor, n: Tensor):
     y = (x + 1).view(n[2], -1)
     return y.narrow(0, n[0], 1), torch.arange(n[0], n[2] * 2), x.repeat(n[0], n[2])
+
+
+@program(
+    calls=lambda: [
+        (torch.arange(27.0).view(3, 3, 3), (0, 2), [(0, 1), (1, 2)]),
+        (torch.arange(27.0).view(3, 3, 3), (1, 1), [(2, 0)]),
+    ],
+    torchscript=False,
+)
+def tuples_of_ints(x: Tensor, two: Tuple[int, int], more: List[Tuple[int, int]]):
+    y = x.clone()
+    y[:, two] = -1.0
+    y[more[0]] = 5.0
+    return x[:, two], x[two], x[..., two], x[two, :], [x[t] for t in more], x[more[0]], y, x[:, ()]
