@@ -104,6 +104,8 @@ def _slot(param: Param, rest: list[Value], left: dict[str, Value]) -> Slot | Non
     if keyword is not None:
         return _one(param, left.pop(keyword))
     if rest and not param.keyword_only:
+        if param.variadic and len(rest) == 1 and rest[0].type == t.ANY:
+            return None  # it may be the list of all: the run looks
         if param.variadic and _is_loose(rest):
             elems, rest[:] = tuple(rest), []
             made = TupleType(tuple(e.type for e in elems))

@@ -661,3 +661,8 @@ def lengths_of_what_the_run_knows(x: Tensor, pairs: Any):
     for p, *q in pairs[0]:
         pass
     return max(x.tolist(), default=0), p, q
+
+
+@program(args=lambda: (torch.ones(2, 3), torch.tensor([3, 2])), torchscript=False)
+def sizes_that_the_run_knows(x: Tensor, size: Tensor):
+    return x.view(size.tolist()), torch.zeros(size.tolist()), x.permute((3 - size).tolist()[::-1])
