@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from lowtide.texpr.expr import Apply, Expr
+from lowtide.texpr.expr import Apply, Const, Expr
 from lowtide.texpr.formula import F
 
 Cotangents = tuple[F | None, ...]
@@ -84,6 +84,11 @@ def _pow(g: F, a: F, b: F, r: F) -> Cotangents:
     return base, flat.where(g.like(0), g * (r * a.fn("log")))
 
 
+def _is_above_one(power: Expr) -> bool:
+    """Has the power the slope 0 at 0, which needs no exception?"""
+    return isinstance(power, Const) and power.value > 1
+
+
 def _one_of(g: F, first: F) -> Cotangents:
     return first.where(g, 0), first.where(g.like(0), g)
 
@@ -110,6 +115,9 @@ AT_NAN: Final = {
     **dict.fromkeys(("elu", "celu", "selu", "hardswish"), math.nan),
     **dict.fromkeys(("hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), 0.0),
 }
+# whose slope keeps its digits where exp(x) is small: exp(x) - 1, from which PyTorch's `expm1` takes
+# its own, does not
+EXPONENTIAL: Final = frozenset({"elu", "celu", "selu"})
 # a root of 0 has the slope 0 where it is a norm, a distance or a deviation
 ROOTS: Final = frozenset({
     "std", "std.unbiased", "std_mean", "std_mean.unbiased", "norm", "linalg.vector_norm",
@@ -153,7 +161,9 @@ def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
         found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)
     elif fn == "abs" and op in LIPSCHITZ:
         found = (cot * args[0].equals(args[0]).where(args[0].fn("sign"), math.nan),)
-    elif fn == "pow" and op in ROOTS:
+    elif fn == "expm1" and op in EXPONENTIAL:
+        found = (cot * args[0].fn("exp"),)
+    elif fn == "pow" and op in ROOTS and not _is_above_one(node.args[1]):
         base, power = BINARY[fn](cot, args[0], args[1], F(node))
         assert base is not None
         found = (args[0].equals(0).where(cot.like(0), base), power)

@@ -93,6 +93,17 @@ def _mean_of_numbers(e: Expr, g: F) -> Parts | None:
     return ((e.no, g * F(e.cond).where(g.like(0), 1)),)
 
 
+def _nan_to_num(e: Expr, g: F) -> Parts | None:
+    """0 times the cotangent where x is replaced: NaN, if the cotangent is."""
+    x = e
+    for _ in range(3):
+        if not isinstance(x, Select):
+            return None
+        x = x.no
+    finite = (F(x) - F(x)).equals(0)
+    return ((x, g * finite.where(g.like(1), 0)),)
+
+
 def _applied(e: Expr, fn: str) -> Apply | None:
     return e if isinstance(e, Apply) and e.fn == fn else None
 
@@ -106,4 +117,5 @@ RULES: Final[dict[str, Callable[[Expr, F], Parts | None]]] = {
     "logit": _logit,
     "binary_cross_entropy": _cross_entropy,
     "nanmean": _mean_of_numbers,
+    "nan_to_num": _nan_to_num,
 }

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import lowtide as lt
 from lowtide.ops.registry import all_records
 from tests.grad.against_autograd import compare
 
@@ -182,6 +184,31 @@ def test_kernels_have_them(name: str, make: Make) -> None:
     if name == "binary_cross_entropy":
         operands = tuple(x.nan_to_num().abs().clamp(max=1.0) for x in operands)
     assert not compare(name, *operands)
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu"])
+def test_small_slopes_keep_their_digits(name: str) -> None:
+    x = torch.tensor([-20.0, -30.0, -60.0, -80.0, -5.0], dtype=F64, requires_grad=True)
+    fn = getattr(F, name)
+    (want,) = torch.autograd.grad(fn(x).sum(), x)
+    (got,) = torch.autograd.grad(lt.trace(fn, (x,))(x).sum(), x)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=0.0)
+
+
+def not_finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0, 1.0, -1.0) * x
+
+
+def of_a_norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, 3)
+
+
+@pytest.mark.parametrize("fn", [not_finite, of_a_norm])
+def test_zero_times_a_nan_is_nan(fn: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor([0.0, NAN, 1.0, INF, -1.0, -INF, 2.0], requires_grad=True)
+    (want,) = torch.autograd.grad(fn(x).sum(), x)
+    (got,) = torch.autograd.grad(lt.script(fn)(x).sum(), x)
+    torch.testing.assert_close(got, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.1, 0.5, 0.6])
