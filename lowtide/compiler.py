@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 
 from lowtide.codegen.c.kernel import KernelText
-from lowtide.codegen.c.module import module_text, without_names
+from lowtide.codegen.c.module import SYMBOL, module_text, without_names
 from lowtide.ir.core import Function
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
@@ -141,14 +141,15 @@ def tiled(
 
 def emitted(
     kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int
-) -> dict[int, str]:
-    """Return C source by number of vector lanes. Each source is compiled on its own."""
-    by_lanes: dict[int, list[KernelText]] = {}
-    for kernel, text in zip(kernels, texts, strict=True):
-        by_lanes.setdefault(kernel.lanes, []).append(text)
-    return {lanes: module_text(found, lanes, vector_bytes) for lanes, found in by_lanes.items()}
+) -> dict[str, str]:
+    """The C source of each kernel, by its name."""
+    pairs = zip(kernels, texts, strict=True)
+    return {k.name: module_text([text], k.lanes, vector_bytes) for k, text in pairs}
 
 
-def loaded(sources: Mapping[int, str]) -> dict[int, ctypes.CDLL]:
-    """Return the libraries by number of vector lanes, from the disk cache or newly compiled."""
-    return {n: cache.load_library(without_names(c), "kernels") for n, c in sources.items()}
+def loaded(sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
+    """The libraries of kernels, given as names and texts: from the cache on disk, or newly
+    compiled. Equal kernels, as those of equal layers, have one."""
+    texts = [without_names(text, name) for name, text in sources]
+    cache.load_libraries(texts, SYMBOL)
+    return [cache.load_library(text, SYMBOL) for text in texts]

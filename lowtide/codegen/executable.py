@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -107,14 +105,11 @@ class Executable:
         return self._run
 
     def bind(self) -> None:
-        """Compiles the kernels: C compilers run at the same time for all parts."""
+        """Compiles the kernels: C compilers run at the same time for those of all parts."""
         parts = list(self.kernels_by_head.values())
-        if len(parts) == 1:
-            parts[0].bound()
-            return
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(x.bound) for x in parts]:
-                done.result()
+        compiler.loaded([pair for kernels in parts for pair in kernels.to_compile()])
+        for kernels in parts:
+            kernels.bound()
 
     def write(self) -> None:
         """Writes kernels and driver, which only a run needs, so that what fails there fails before

@@ -171,6 +171,10 @@ class Kernels(ABC):
     def identity(self, tensors: Sequence[Tensor]) -> str:
         """What the kernels' times depend on beside their text: compiler, threads, device."""
 
+    def to_compile(self) -> Sequence[tuple[str, str]]:
+        """Names and texts of what a compiler of C is needed for: see `compiler.loaded`."""
+        return ()
+
     @abstractmethod
     def bound(self) -> Mapping[str, Any]:
         """The compiled kernels, in the order in which they run."""

@@ -25,6 +25,7 @@ from lowtide.ir.aliases import is_apart
 from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.ir.differentiated import makes_within
 from lowtide.ir.prepared import Step, prepared
+from lowtide.specialise.layers import layer_starts
 from lowtide.specialise.region_boundaries import ends_region, static_reason
 
 Env = dict[Value, Any]
@@ -64,6 +65,7 @@ class BlockPlan:
         self.shown: dict[Value, str] = {}  # what the user calls captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
+        self.layers = layer_starts(block, self.live_at)
         self._first_live_ins = list(live_ins)
         self.constants = {op.result: op.attrs["value"] for op in block.ops if op.name == "const"}
         self.is_repeated = False
@@ -111,6 +113,7 @@ class BlockPlan:
             block=self.block,
             start=pos,
             end=end,
+            layers=self.layers,
             is_parted=self._parts(end, pos),
             live_ins=live_ins,
             live_at=self.live_at,

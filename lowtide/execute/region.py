@@ -45,7 +45,7 @@ from lowtide.ir.core import Block, Value, walk
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import CPU, Binding, Levels, Spot, escalated, with_varying
-from lowtide.specialise.specialise import NeedFloats, NeedGuard, Trace
+from lowtide.specialise.specialise import NeedFloats, NeedGuards, Trace
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.orders import Order
@@ -90,6 +90,7 @@ class Region:
     lent: frozenset[Value]
     returned: frozenset[Value]
     name: str
+    layers: frozenset[int] = frozenset()
     is_parted: bool = False
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: dict[tuple[type, ...], KeyOf | None] = field(
@@ -351,11 +352,15 @@ class Region:
         try:
             reach = range(self.start, self.end if self.is_parted else len(self.block.ops))
             trace = compiler.specialise(
-                self.block, reach, self.live_ins, binding, assumed, floats, self.statistics
-            )
+                self.block, reach, self.live_ins, binding, assumed, floats, self.statistics,
+                self.layers,
+            )  # fmt: skip
             return self._specialised(trace, binding, assumed, values)
-        except NeedGuard as need:
-            return Split(need.index)
+        except NeedGuards as need:
+            found: Split | None = None
+            for index, holds in reversed(need.answers.items()):
+                found = Split(index, found, None) if holds else Split(index, None, found)
+            return found
         except NeedFloats:
             self.floats_constant = True
             self.keys.clear()

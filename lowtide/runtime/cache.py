@@ -25,7 +25,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lowtide import config
@@ -80,6 +81,19 @@ def load_library(source: str, name: str) -> ctypes.CDLL:
         return library
     library = _find_or_build(source, name, key, compiler)
     return _loaded.setdefault(key, library)
+
+
+def load_libraries(sources: Iterable[str], name: str) -> None:
+    """Loads the libraries of several texts, so that `load_library` finds them. As many C compilers
+    run at the same time as there are CPUs. Raises BackendError."""
+    distinct = list(dict.fromkeys(sources))
+    if len(distinct) < 2:
+        for source in distinct:
+            load_library(source, name)
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda source: load_library(source, name), distinct):
+            pass
 
 
 def stats() -> CacheStats:

@@ -1,7 +1,7 @@
 """Copies constants into each region that reads them, so that its kernels know their values.
 
-In, out: a Function. A constant that is made before an op that ends a region, and read after it, is
-copied behind that op:
+In, out: a Function. A constant, or a tuple of constants, that is made before an op that ends a
+region, and read after it, is copied behind that op:
 
     %1 = const {value=1}                      %1 = const {value=1}
     %a = torch.add(%x, %y, %1)                %a = torch.add(%x, %y, %1)
@@ -9,11 +9,13 @@ copied behind that op:
     %c = torch.add(%b, %y, %1)          →     %2 = const {value=1}
                                               %c = torch.add(%b, %y, %2)
 
-Otherwise the second region would receive it as a runtime number, and compute x + n * y.
+Otherwise the second region would receive it as a runtime number, and compute x + n * y. A region
+that records gradients may end anywhere, so each op has copies of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from lowtide.ir.core import Block, Function, Op, Value, with_block
@@ -23,20 +25,26 @@ from lowtide.specialise.region_boundaries import ends_region
 def with_near_constants(function: Function) -> Function:
     """See the module's text: in the outer block; what a loop's steps read is theirs."""
     known: dict[Value, Op] = {}
-    near: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in function.block.ops:
-        is_end = bool(ends_region(op))
-        if not is_end and not op.blocks:
-            for v in dict.fromkeys(op.operands):
-                if v in known and v not in near:
-                    near[v] = Value(v.name, v.type)
-                    ops.append(replace(known[v], results=[near[v]]))
+        if op.name == "const" or (op.name == "tuple.make" and known.keys() >= {*op.operands}):
+            known[op.results[0]] = op
+        elif not (ends_region(op) or op.blocks):
+            near: dict[Value, Value] = {}
+            for v in op.operands:
+                ops += _again(v, known, near)
             op = replace(op, operands=[near.get(v, v) for v in op.operands])
-        if op.name == "const":
-            known[op.result] = op
-            near[op.result] = op.result
-        if is_end:
-            near.clear()
         ops.append(op)
     return with_block(function, Block(function.block.args, ops))
+
+
+def _again(value: Value, known: Mapping[Value, Op], near: dict[Value, Value]) -> Iterator[Op]:
+    """Copies of what makes it."""
+    if value in near or value not in known:
+        return
+    maker = known[value]
+    for v in maker.operands:
+        yield from _again(v, known, near)
+    near[value] = Value(value.name, value.type)
+    operands = [near[v] for v in maker.operands]
+    yield replace(maker, operands=operands, results=[near[value]])

@@ -13,7 +13,7 @@ Either is specialised whole or not at all, so that a trace ends between two ops 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -60,6 +60,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
 from lowtide.texpr.index import Index, as_index, nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
+from lowtide.texpr.sizes import evaluate
 
 MAX_GUARDS: Final = 12
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
@@ -67,12 +68,20 @@ MOST_SCALE: Final = 8  # of the size of a region that records gradients
 Write = tuple[Abs, Abs]
 
 
-class NeedGuard(Exception):
-    """The signature must be split by whether `index >= 0`."""
+class NeedGuards(Exception):
+    """The signature must be split by whether these are negative. `answers`: those of this call."""
 
-    def __init__(self, index: Index) -> None:
-        super().__init__(str(index))
-        self.index = index
+    def __init__(self, answers: Mapping[Index, bool]) -> None:
+        super().__init__(", ".join(map(str, answers)))
+        self.answers = answers
+
+
+class _TooMuch(Exception):
+    """To differentiate in one piece. `stop`: the last layer that fits ends there."""
+
+    def __init__(self, stop: int) -> None:
+        super().__init__(stop)
+        self.stop = stop
 
 
 class NeedFloats(Exception):
@@ -106,17 +115,20 @@ def specialise(
     assumed: Mapping[Index, bool],
     floats: Mapping[str, float],
     statistics: Container[Value] = (),
+    layers: Collection[int] = (),
 ) -> Trace:
-    """Follows ops in `reach`. `assumed` answers guards; `floats` are this call's, to see whether
-    an op could be lowered if it knew them; `statistics`: what norms may write. Raises NeedConst,
-    NeedGuard and NeedFloats."""
+    """Follows ops in `reach`. `layers`: where equal layers begin; `assumed` answers guards;
+    `floats` are this call's, to see whether an op could be lowered if it knew them; `statistics`:
+    what norms may write. Raises NeedConst, NeedGuards and NeedFloats."""
     kept: dict[Op, str] = {}
     scale = 1
     while True:
-        run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics)
+        run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics, layers)
         env = dict(zip(live, run.live, strict=True))
         try:
-            return run.trace(block, reach, env)
+            return run.traced(block, reach, env)
+        except _TooMuch as why:
+            reach, layers = range(reach.start, why.stop), ()
         except rows.Escaped as why:
             if why.cut and scale < MOST_SCALE:
                 scale *= 2  # what reads the list belongs into the same region
@@ -134,14 +146,17 @@ class _Specialiser:
         kept: Mapping[Op, str],
         scale: int,
         statistics: Container[Value],
+        layers: Collection[int],
     ) -> None:
         self.names = names
+        self.layers = layers
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
-        self.b.ask, self.b.answers = self.ask, assumed
+        self.assumed = dict(assumed)
+        self.asked: dict[Index, bool] = {}  # guards that are new in `assumed`
+        self.b.ask, self.b.answers = self.ask, self.assumed
         self.numbers = binding.numbers
         self.spots = binding.spots
-        self.assumed = assumed
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
@@ -156,6 +171,19 @@ class _Specialiser:
         self.used: list[Abs] = []
         self.loop: Op | None = None  # the innermost of those that are lifted
 
+    def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
+        """The trace; raises NeedGuards in the place of any result, so that each op is followed
+        with all answers."""
+        try:
+            found = self.trace(block, reach, env)
+        except Exception as why:
+            if self.asked:
+                raise NeedGuards(self.asked) from why
+            raise
+        if self.asked:
+            raise NeedGuards(self.asked)
+        return found
+
     def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
         start = reach.start
         stop, reason, misfit, is_cut = start, "", False, False
@@ -165,6 +193,9 @@ class _Specialiser:
                 stop += all(v in env for v in op.operands)
                 break
             if self.ops > control.UNROLL_OPS or self.activity.is_full:
+                ended = [k for k in self.layers if start < k < stop]
+                if ended:
+                    raise _TooMuch(max(ended))
                 is_cut = True
                 break
             mark = self.mark()
@@ -239,7 +270,9 @@ class _Specialiser:
             return self.assumed[index]
         if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
             return None
-        raise NeedGuard(index)
+        holds = evaluate(index, self.numbers) >= 0
+        self.assumed[index] = self.asked[index] = holds
+        return holds
 
     def truth(self, x: Abs) -> Abs | None:
         """bool(x) of a tensor of one element, in a loop that is lifted."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from lowtide.texpr import expr as ex
@@ -47,6 +47,7 @@ HELD = 1 << 18  # … or so many elements
 ROWS = 256  # of the axis that tasks share, in one task
 LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
 INLINE_COST = 200  # operations of a shared value, written out: one that costs more is stored
+MOST_READ = 2  # tensors of its size that a shared value is computed from: one of more is stored
 AGAIN = "again"  # what is computed once more: the ending of its name
 WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
 
@@ -245,10 +246,21 @@ def _shared(
             continue
         if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
             continue
-        if elements(d.shape, hints) <= held and cost(_inlined(d, found).expr) > INLINE_COST:
+        if elements(d.shape, hints) <= held and _is_dear(d, found, hints):
             continue
         found[d.name] = d
     return found
+
+
+def _is_dear(d: Def, shared: Shared, hints: Mapping[str, int]) -> bool:
+    """Is it better read than computed again where it is used?"""
+    expr = _inlined(d, shared).expr
+    large = {load for load in ex.loads(expr) if _points(load.free, hints) == _points(d.axes, hints)}
+    return len(large) > MOST_READ or cost(expr) > INLINE_COST
+
+
+def _points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
+    return math.prod(likely(a.extent, hints) for a in axes)
 
 
 def _inlined(d: Def, shared: Shared) -> Def:
@@ -327,6 +339,8 @@ def _merged(
     if renaming is None:
         return None
     outlines = {**own, **_outlines(theirs, renaming)}
+    if _reduces_inside(outlines):
+        return None
     read = consumed(outlines)
     common = common_axes(outlines, read)
     if not common or not _leaves_tasks(outlines, read, common, hints):

@@ -87,7 +87,9 @@ def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: s
         closed = [s for s in event.around if s not in here]
         if any(s.axis in b.axes and s.axis not in b.whole for s in closed):
             raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose tile is gone")
-    begun = next(e.around for e in reversed(past) if e.write is None or not b.fn)
+    begun = next((e.around for e in reversed(past) if e.write is None or not b.fn), None)
+    if begun is None:
+        raise VerifyError(f"kernel {kernel.name} reads {b.name}, which nothing began")
     going_on = [s for s in here if s not in begun]
     for event in made:
         w = event.write

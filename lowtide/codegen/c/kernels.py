@@ -1,4 +1,4 @@
-"""Kernels for the CPU: C, one library per lane count."""
+"""Kernels for the CPU: C, one library for each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from lowtide import compiler
 from lowtide.codegen.c.driver import HostDialect
 from lowtide.codegen.c.kernel import KernelSignature, KernelText, kernel_signature, kernel_text
+from lowtide.codegen.c.module import SYMBOL
 from lowtide.codegen.host.python import name_of
 from lowtide.codegen.kernels import Kernels
 from lowtide.runtime import launch, toolchain
@@ -84,7 +85,7 @@ class HostKernels(Kernels):
 
     @cached_property
     def _source(self) -> str:
-        """One C file per lane count, joined: each is compiled by itself."""
+        """The C of all kernels, joined: each is compiled by itself."""
         return "\n".join(self._sources().values())
 
     @staticmethod
@@ -113,7 +114,11 @@ class HostKernels(Kernels):
         )
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
-    def _sources(self) -> dict[int, str]:
+    def to_compile(self) -> list[tuple[str, str]]:
+        """See the base class."""
+        return list(self._sources().items())
+
+    def _sources(self) -> dict[str, str]:
         return compiler.emitted(self.plans, self.texts, self.target.vector_bytes)
 
     def scope(self, head: str) -> dict[str, Any]:
@@ -136,9 +141,9 @@ class HostKernels(Kernels):
 
     def _bound(self) -> dict[str, launch.Kernel]:
         found: dict[str, launch.Kernel] = {}
-        for lanes, library in compiler.loaded(self._sources()).items():
-            for p, t in zip(self.plans, self.texts, strict=True):
-                if p.lanes == lanes:
-                    fmt = "P" * (1 + len(t.tensors)) + "q" * len(t.sizes) + "d" * len(t.numbers)
-                    found[t.name] = launch.bind(library, t.name, fmt)
-        return {p.name: found[p.name] for p in self.plans}
+        libraries = compiler.loaded(self.to_compile())
+        for text, library in zip(self.texts, libraries, strict=True):
+            fmt = "P" * (1 + len(text.tensors))
+            fmt += "q" * len(text.sizes) + "d" * len(text.numbers)
+            found[text.name] = launch.bind(library, SYMBOL, fmt)
+        return found

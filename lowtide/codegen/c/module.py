@@ -44,14 +44,17 @@ def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) ->
     return "\n".join(parts)
 
 
+SYMBOL = "kernel"  # what the function of a compiled kernel is called
 _NAMED = re.compile(r"\b([a-z])_(\w+)")
 
 
-def without_names(source: str) -> str:
-    """The same C, with axes and values called by numbers, in the order in which they appear."""
+def without_names(source: str, kernel: str) -> str:
+    """The same C, with axes and values called by numbers, in the order in which they appear, and
+    the kernel of that name called `SYMBOL`."""
     numbers: dict[str, str] = {}
 
     def numbered(found: re.Match[str]) -> str:
         return numbers.setdefault(found[0], f"{found[1]}_{len(numbers)}")
 
-    return _NAMED.sub(numbered, source)
+    alike = re.sub(rf"\b{kernel}(?=\b|_)", SYMBOL, source)
+    return _NAMED.sub(numbered, alike)

@@ -1,0 +1,163 @@
+"""Whole models, turn by turn: eager, torch.compile's Inductor, `lt.compile`.
+
+    python -m benchmarks.models                     all of them, one thread; writes …-models.json
+    python -m benchmarks.models BERT ViT --train    two of them, training only
+    python -m benchmarks.models --ways script       `lt.script` in the place of `lt.compile`
+    python -m benchmarks.models --no-inductor       minutes less
+
+In: the models of `benchmarks/model_zoo`. Out: for each model and kind (infer, train) the least
+milliseconds of a call by each way, its first call in seconds, and its peak in bytes. A call of
+`train` is a forward and a backward pass. With one thread, times are processor times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lowtide as lt
+from benchmarks.files import write_results
+from benchmarks.model_zoo import MODELS, Model
+from lowtide.memory.measure import measure_peak
+from lowtide.tools.machine import this_machine
+
+EAGER, INDUCTOR, COMPILE, SCRIPT = "eager", "inductor", "compile", "script"
+Row = dict[str, dict[str, float]]
+
+
+def calls(model: Model, ways: list[str], is_training: bool) -> dict[str, Callable[[], Any]]:
+    """One call of each way, by name; all have equal parameters and the same inputs."""
+    torch.manual_seed(0)
+    module, inputs = model.make(), model.inputs()
+    module.train(is_training)
+    makers: dict[str, Callable[[nn.Module], Any]] = {
+        EAGER: lambda m: m,
+        INDUCTOR: lambda m: torch.compile(m),
+        COMPILE: lambda m: lt.compile(m),
+        SCRIPT: lambda m: lt.script(m),
+    }
+
+    def call_of(way: str) -> Callable[[], Any]:
+        own = copy.deepcopy(module)
+        run = makers[way](own)
+
+        def infer() -> Tensor:
+            with torch.no_grad():
+                return run(*inputs)
+
+        def train() -> Tensor:
+            own.zero_grad()
+            result = run(*inputs)
+            result.square().mean().backward()
+            return result
+
+        return train if is_training else infer
+
+    return {way: call_of(way) for way in ways}
+
+
+def measure(model: Model, ways: list[str], is_training: bool, repeats: int) -> Row:
+    """What one model takes by each way: see the module's text."""
+    torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
+    found: Row = {}
+    made = calls(model, ways, is_training)
+    results: dict[str, Tensor] = {}
+    for way, call in made.items():
+        start = time.perf_counter()
+        results[way] = call().detach()
+        found[way] = {"first_s": round(time.perf_counter() - start, 2)}
+        call()
+    for way, call in made.items():
+        found[way]["peak_mb"] = round(measure_peak(call)[0].peak_bytes / 2**20, 2)
+        scale = results[EAGER].abs().max().item()
+        found[way]["error"] = (results[way] - results[EAGER]).abs().max().item() / scale
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    if is_training:  # the engine's thread works, too
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    times: dict[str, list[float]] = {way: [] for way in made}
+    for _ in range(repeats):
+        for way, call in made.items():
+            start = clock()
+            call()
+            times[way].append(clock() - start)
+    for way, seconds in times.items():
+        found[way]["ms"] = round(min(seconds) * 1e3, 3)
+    return found
+
+
+def line(name: str, row: Row) -> str:
+    """One line of the table: above 1 is faster than the other way."""
+    parts = [f"{name:30}"]
+    ours = next(way for way in (COMPILE, SCRIPT) if way in row)
+    for way in row:
+        parts.append(f"{way} {row[way]['ms']:9.2f} ms")
+        if way not in (COMPILE, SCRIPT):
+            parts.append(f"({row[way]['ms'] / row[ours]['ms']:5.2f}x)")
+    firsts = ", ".join(f"{row[way]['first_s']:.1f}" for way in row)
+    peaks = ", ".join(f"{row[way]['peak_mb']:.1f}" for way in row)
+    return " ".join([*parts, f"first {firsts} s, peak {peaks} MB"])
+
+
+def geomean(rows: dict[str, Row], kind: str, against: str) -> float | None:
+    """Of how many times faster ours is, over the rows of one kind; None where there are none."""
+    ratios = [
+        row[against]["ms"] / row[COMPILE if COMPILE in row else SCRIPT]["ms"]
+        for name, row in rows.items()
+        if name.endswith(kind) and against in row
+    ]
+    return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.models")
+    parser.add_argument("names", nargs="*", metavar="name", help=", ".join(MODELS))
+    parser.add_argument("--ways", nargs="+", default=[COMPILE], choices=[COMPILE, SCRIPT])
+    parser.add_argument("--no-inductor", action="store_true")
+    parser.add_argument("--train", action="store_true", help="training only")
+    parser.add_argument("--infer", action="store_true", help="inference only")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--cold", action="store_true", help="with empty caches on disk")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in MODELS]
+    if unknown:
+        parser.error(f"there is no model {unknown[0]!r}")
+    torch.set_num_threads(options.threads)
+    ways = [EAGER, *([] if options.no_inductor else [INDUCTOR]), *options.ways]
+    kinds = [kind for kind in ("infer", "train") if getattr(options, kind)] or ["infer", "train"]
+    machine = this_machine("cpu")
+    print(machine, flush=True)
+    rows: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        if options.cold:
+            lt.config.cache_dir = folder
+        for name in options.names or MODELS:
+            for kind in kinds:
+                key = f"{name}, {kind}"
+                try:
+                    row = measure(MODELS[name], ways, kind == "train", options.repeats)
+                except Exception as fault:
+                    print(f"{key:30} {type(fault).__name__}: {fault}", flush=True)
+                    continue
+                rows[key] = row
+                print(line(key, row), flush=True)
+    means = {f"{kind}, {way}": geomean(rows, kind, way) for kind in kinds for way in ways[:-1]}
+    print({name: mean and round(mean, 2) for name, mean in means.items()})
+    report = {"threads": options.threads, "geomeans": means, "rows": rows}
+    print(write_results(machine, report, "models", options.output))
+
+
+if __name__ == "__main__":
+    main()

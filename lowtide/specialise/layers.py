@@ -1,0 +1,55 @@
+"""Finds where the equal layers of a model begin, so that regions that record gradients end there.
+
+In: a block. Out: positions of ops. A region that ends between two layers is equal to that of the
+next layer: both are planned and compiled once.
+
+    embedding, add, [norm, linear, gelu, linear, add] × 4, norm, linear
+                    ^ 2                    ^ 7, 12, 17          ^ 22
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from lowtide.ir.core import Block, Op, Value
+from lowtide.specialise.region_boundaries import only_prepares
+
+_FEWEST_LAYERS = 3
+_LONGEST_LAYER = 400  # ops
+_MOST_OPS = 4000  # of a block that is looked at
+
+
+def layer_starts(block: Block, live_at: Sequence[set[Value]]) -> frozenset[int]:
+    """See the module's text. Of all places in a layer where it could begin, it is the one with the
+    fewest values in use. `live_at[k]`: values that ops from k on use."""
+    places = [k for k, op in enumerate(block.ops[:-1]) if not only_prepares(op)]
+    if not 2 * _FEWEST_LAYERS <= len(places) <= _MOST_OPS:
+        return frozenset()
+    keys = [_key(block.ops[k]) for k in places]
+    first, period, count = _longest_repetition(keys)
+    if count < _FEWEST_LAYERS * period:
+        return frozenset()
+    # constants that a layer's first op needs stand before it
+    after = [0, *(k + 1 for k in places)]
+    made = {v for op in block.ops if not only_prepares(op) for v in op.results}
+    live = [len(live_at[k] & made) for k in after]
+    second = first + period
+    shift = min(range(period), key=lambda s: live[second + s])
+    return frozenset(after[first + shift : first + count + 1 : period])
+
+
+def _key(op: Op) -> Hashable:
+    return op.name, str(op.attrs.get("target", "")), len(op.operands), len(op.results)
+
+
+def _longest_repetition(keys: Sequence[Hashable]) -> tuple[int, int, int]:
+    """Where it begins, its period, and of how many keys it is; of equal ones, the shortest
+    period."""
+    best = (0, 1, 0)
+    for period in range(1, min(len(keys) // 2, _LONGEST_LAYER) + 1):
+        run = 0
+        for k in range(len(keys) - period):
+            run = run + 1 if keys[k] == keys[k + period] else 0
+            if run >= period and run + period > best[2]:
+                best = (k - run + 1, period, run + period)
+    return best
