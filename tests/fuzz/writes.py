@@ -254,7 +254,7 @@ def kept(d: Drawing) -> None:
 def looped(d: Drawing) -> None:
     """A loop that fills a tensor or changes it row by row."""
     x = d.pick(floats(2, 3))
-    out = d.let(d.one_of([f"torch.zeros_like({x})", f"torch.empty_like({x})", f"{x} * 0.5"]))
+    out = d.let(d.one_of([f"torch.zeros_like({x})", f"torch.full_like({x}, 2)", f"{x} * 0.5"]))
     body = d.one_of(
         [
             f"{out}[i] = {x}[i] * 2",
