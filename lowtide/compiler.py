@@ -98,14 +98,12 @@ PREPARE: tuple[Pass, ...] = (with_near_constants, unroll_by_period)
 
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
-    """Return the function after the passes in `SIMPLIFY`. `unrolled`: the front end unrolled Python
-    loops (tracing), which are rerolled first."""
+    """Return the function after `SIMPLIFY`. `unrolled`: a trace, whose loops are rerolled first."""
     return run(fn, (*(REROLL if unrolled else (keep_what_raises,)), *SIMPLIFY))
 
 
 def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
-    """Return the function in the form that the driver cuts into regions. `in_chunks`: a budget may
-    split loops, so loops are not unrolled."""
+    """Return what the driver cuts into regions. `in_chunks`: a budget may split its loops."""
     return run(fn, PREPARE[:1] if in_chunks else PREPARE)
 
 
@@ -141,15 +139,13 @@ def tiled(
 
 def emitted(
     kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int
-) -> dict[str, str]:
-    """The C source of each kernel, by its name."""
+) -> list[tuple[str, str]]:
+    """Return the name and the C source of each kernel."""
     pairs = zip(kernels, texts, strict=True)
-    return {k.name: module_text([text], k.lanes, vector_bytes) for k, text in pairs}
+    return [(k.name, module_text([text], k.lanes, vector_bytes)) for k, text in pairs]
 
 
 def loaded(sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
-    """The libraries of kernels, given as names and texts: from the cache on disk, or newly
-    compiled. Equal kernels, as those of equal layers, have one."""
+    """Return the library of each kernel. Kernels that differ in names only have one library."""
     texts = [without_names(text, name) for name, text in sources]
-    cache.load_libraries(texts, SYMBOL)
-    return [cache.load_library(text, SYMBOL) for text in texts]
+    return cache.load_libraries(texts, SYMBOL)

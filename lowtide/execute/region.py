@@ -358,7 +358,7 @@ class Region:
             return self._specialised(trace, binding, assumed, values)
         except NeedGuards as need:
             found: Split | None = None
-            for index, holds in reversed(need.answers.items()):
+            for index, holds in reversed(list(need.answers.items())):
                 found = Split(index, found, None) if holds else Split(index, None, found)
             return found
         except NeedFloats:

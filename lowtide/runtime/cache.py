@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -83,17 +83,15 @@ def load_library(source: str, name: str) -> ctypes.CDLL:
     return _loaded.setdefault(key, library)
 
 
-def load_libraries(sources: Iterable[str], name: str) -> None:
-    """Loads the libraries of several texts, so that `load_library` finds them. As many C compilers
-    run at the same time as there are CPUs. Raises BackendError."""
+def load_libraries(sources: Sequence[str], name: str) -> list[ctypes.CDLL]:
+    """The libraries of several texts. As many C compilers run at the same time as there are CPUs.
+    Raises BackendError."""
     distinct = list(dict.fromkeys(sources))
-    if len(distinct) < 2:
-        for source in distinct:
-            load_library(source, name)
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(lambda source: load_library(source, name), distinct):
-            pass
+    if len(distinct) > 1:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for loading in [pool.submit(load_library, source, name) for source in distinct]:
+                loading.result()
+    return [load_library(source, name) for source in sources]
 
 
 def stats() -> CacheStats:

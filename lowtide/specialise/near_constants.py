@@ -10,30 +10,42 @@ region, and read after it, is copied behind that op:
                                               %c = torch.add(%b, %y, %2)
 
 Otherwise the second region would receive it as a runtime number, and compute x + n * y. A region
-that records gradients may end anywhere, so each op has copies of its own.
+that records gradients may end between any two ops of a long block: there each op has copies of its
+own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Final
 
 from lowtide.ir.core import Block, Function, Op, Value, with_block
-from lowtide.specialise.region_boundaries import ends_region
+from lowtide.specialise.region_boundaries import ends_region, only_prepares
+
+_LONG: Final = 32  # ops that compute something: fewer are one region, if nothing else ends it
 
 
 def with_near_constants(function: Function) -> Function:
     """See the module's text: in the outer block; what a loop's steps read is theirs."""
+    is_long = sum(not only_prepares(op) for op in function.block.ops) > _LONG
     known: dict[Value, Op] = {}
+    near: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in function.block.ops:
-        if op.name == "const" or (op.name == "tuple.make" and known.keys() >= {*op.operands}):
-            known[op.results[0]] = op
-        elif not (ends_region(op) or op.blocks):
-            near: dict[Value, Value] = {}
+        is_end = bool(ends_region(op))
+        is_constant = op.name == "const" or (
+            op.name == "tuple.make" and known.keys() >= {*op.operands}
+        )
+        if is_constant:
+            known[op.result] = op
+            near[op.result] = op.result
+        elif not is_end and not op.blocks:
             for v in op.operands:
                 ops += _again(v, known, near)
             op = replace(op, operands=[near.get(v, v) for v in op.operands])
+        if is_end or (is_long and not is_constant):
+            near.clear()
         ops.append(op)
     return with_block(function, Block(function.block.args, ops))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lowtide import compiler
 from lowtide.codegen.c.driver import HostDialect
 from lowtide.codegen.c.kernel import KernelSignature, KernelText, kernel_signature, kernel_text
-from lowtide.codegen.c.module import SYMBOL
+from lowtide.codegen.c.module import SYMBOL, module_text
 from lowtide.codegen.host.python import name_of
 from lowtide.codegen.kernels import Kernels
 from lowtide.runtime import launch, toolchain
@@ -85,8 +85,12 @@ class HostKernels(Kernels):
 
     @cached_property
     def _source(self) -> str:
-        """The C of all kernels, joined: each is compiled by itself."""
-        return "\n".join(self._sources().values())
+        """The C of all kernels, with their helpers once. Each is compiled by itself."""
+        by_lanes: dict[int, list[KernelText]] = {}
+        for plan, text in zip(self.plans, self.texts, strict=True):
+            by_lanes.setdefault(plan.lanes, []).append(text)
+        vector_bytes = self.target.vector_bytes
+        return "\n".join(module_text(texts, n, vector_bytes) for n, texts in by_lanes.items())
 
     @staticmethod
     def dialect(parts: Mapping[str, Kernels]) -> HostDialect:
@@ -116,9 +120,6 @@ class HostKernels(Kernels):
 
     def to_compile(self) -> list[tuple[str, str]]:
         """See the base class."""
-        return list(self._sources().items())
-
-    def _sources(self) -> dict[str, str]:
         return compiler.emitted(self.plans, self.texts, self.target.vector_bytes)
 
     def scope(self, head: str) -> dict[str, Any]:
