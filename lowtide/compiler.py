@@ -46,12 +46,13 @@ from lowtide.passes.run import Pass, only_with, run
 from lowtide.passes.simplify_conditions import simplify_conditions
 from lowtide.passes.split_tuples import split_tuples
 from lowtide.passes.unroll_by_period import unroll_by_period
-from lowtide.runtime import cache
+from lowtide.runtime import cache, rates
 from lowtide.specialise.near_constants import with_near_constants
 from lowtide.specialise.specialise import specialise
 from lowtide.texpr.autodiff import differentiated
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
+from lowtide.texpr.library import operands_stored
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.partition import partition as parts
@@ -108,16 +109,24 @@ def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
 
 
 def fused(
-    program: Program, hints: Mapping[str, int], *, blocks: bool, once: Set[str] = frozenset()
+    program: Program,
+    hints: Mapping[str, int],
+    *,
+    blocks: bool,
+    is_step: bool = False,
+    once: Set[str] = frozenset(),
 ) -> Fusion:
     """Normalise a part and group its definitions; each group becomes one kernel. `hints`: likely
     sizes. `blocks`: for kernels of independent blocks (Triton). `once`: values that no second
     kernel may recompute."""
     normal = normalise(program, hints)
+    alone: Set[str] = frozenset()
     if blocks:
         normal = products_apart(in_two_steps(normal, hints), hints)
-    groups = group(normal, hints, torch.get_num_threads(), apart=blocks, once=once)
-    return Fusion(program=program, normal=normal, groups=groups)
+    elif not is_step:
+        normal, alone = operands_stored(normal, hints, rates.is_librarys)
+    groups = group(normal, hints, torch.get_num_threads(), apart=blocks, once=once, alone=alone)
+    return Fusion(program=program, normal=normal, groups=groups, by_library=alone)
 
 
 def tiled(

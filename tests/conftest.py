@@ -22,6 +22,8 @@ from tests.changed import ROOT, chosen, is_whole, sampled
 # Threads that wait for others let go of the core: several workers, each with as many threads as
 # there are cores, spin away most of their time else. Before PyTorch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Products by our kernels, whatever a machine's rates: `emit/test_library_products` asks for others.
+os.environ.setdefault("LOWTIDE_PRODUCTS", "kernels")
 
 Golden = Callable[[str, str], None]
 

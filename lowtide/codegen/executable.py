@@ -297,7 +297,7 @@ class _Planner:
         self, part: Strips, symbols: Sequence[str], hints: Mapping[str, int], head: str
     ) -> Stage:
         known = {**hints, START: part.count, ROWS: part.count}
-        fusion = compiler.fused(part.program, known, blocks=self.kind.has_blocks)
+        fusion = compiler.fused(part.program, known, blocks=self.kind.has_blocks, is_step=True)
         moving = (START, ROWS, *part.totals)
         names = [*symbols, START, ROWS]
         made = kernels_of(fusion, names, self.scalars, known, self.kind, moving, part.totals)
@@ -317,7 +317,7 @@ class _Planner:
         moving = {part.step, *part.carried}
 
         def step(program: Program) -> Kernels:
-            fusion = compiler.fused(program, known, blocks=self.kind.has_blocks)
+            fusion = compiler.fused(program, known, blocks=self.kind.has_blocks, is_step=True)
             return kernels_of(fusion, names, self.scalars, known, self.kind, moving)
 
         if not part.program.delays:

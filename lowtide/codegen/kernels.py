@@ -53,6 +53,7 @@ class Kernels(ABC):
 
     language: str
     writes_in_place = False  # whether kernels of this machine may
+    measures_products = False  # whether products are measured beside PyTorch's in calls
     chooses_halves = False  # whether products of bf16 and f16 are measured beside PyTorch's, too
 
     def __init__(
@@ -77,11 +78,14 @@ class Kernels(ABC):
         made = self.program.defs
         roots = {n: made[n] for n in self._roots() if n in made}
         self.shaped = {**self.normal.defs, **roots}
-        self.products = {
-            p.name: m
+        found = {
+            p.name: (m, not fusion.by_library.isdisjoint(g.defs))
             for p, g in zip(self.plans, self.groups, strict=True)
             if not moving and (m := self._matmul(p, g)) is not None
         }
+        self.by_library = {name: m for name, (m, is_librarys) in found.items() if is_librarys}
+        self.products = {n: m for n, (m, _) in found.items() if self.measures_products}
+        self.compiled = [p for p in self.plans if p.name not in self.by_library]
         self.choices = {
             name: Choice(("kernel", "torch.matmul"), self.settle) for name in self.products
         }
@@ -89,7 +93,7 @@ class Kernels(ABC):
         self.replaceable: dict[str, tuple[str, ...]] = {}
         if self.writes_in_place and not self.is_step:
             tensors = lying(self.normal.inputs, self.normal.defs)
-            self.replaceable = replaceable(self.plans, tensors, self.products)
+            self.replaceable = replaceable(self.plans, tensors, found)
         self.placed = self._placed()
 
     def _matmul(self, p: Kernel, g: Group) -> Matmul | None:
@@ -212,6 +216,8 @@ class Kernels(ABC):
         return ()
 
     def _remark(self, name: str) -> str:
+        if name in self.by_library:
+            return "; by torch.matmul, which is faster here"
         if name not in self.choices:
             return ""
         found = sorted(set(self.choices[name].measured().values()))

@@ -52,7 +52,9 @@ def kernels_of(
     if kind.machine == CPU:
         made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         if differing := two_orders(made.plans, fusion.groups):
-            fusion = fused(fusion.program, hints, blocks=False, once=differing)
+            fusion = fused(
+                fusion.program, hints, blocks=False, is_step=bool(moving), once=differing
+            )
             made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         return made
     from lowtide.codegen.triton.kernels import BlockKernels  # few programs need it

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 import torch
 
 from lowtide.texpr.expr import Program
+from lowtide.texpr.library import has_large_product
 
 # Of kernels: those of the cost model, by measurement, or with the least work memory.
 Tiles = Literal["usual", "fastest", "least"]
@@ -66,6 +67,10 @@ def _compiled(
     tiles: Tiles,
 ) -> Any:
     # these cost time to import
+    if machine == _CPU and has_large_product(program, hints):
+        from lowtide.codegen.rates import ensure_measured
+
+        ensure_measured()
     if tiles == "fastest":
         from lowtide.codegen.tuned import Tuned as compiler
     elif tiles == "least":

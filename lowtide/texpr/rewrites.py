@@ -27,6 +27,7 @@ from lowtide.texpr.formula import F
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.joined_parts import as_block
+from lowtide.texpr.library import operands_stored
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.nested_recurrences import steps_of
@@ -196,6 +197,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "few_elements": _few,
     "gradients": _gradients,
     "idempotent": _idempotent,
+    "library": lambda program, hints: operands_stored(program, hints, lambda _: True)[0],
     "long_folds": in_two_steps,
     "shifted_reads": _shifted_reads,
     "narrow": _each(Rewriter(lambda node: narrowed(node) if isinstance(node, Reduce) else None)),

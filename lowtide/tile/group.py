@@ -87,11 +87,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """A Program, its normal form, and which definitions of that share a kernel."""
+    """A Program, its normal form, and which definitions of that share a kernel. `by_library`: the
+    products that the library does."""
 
     program: Program
     normal: Program
     groups: Sequence[Group]
+    by_library: Set[str] = frozenset()
 
 
 def group(
@@ -100,16 +102,18 @@ def group(
     threads: int,
     apart: bool = False,
     once: Set[str] = frozenset(),
+    alone: Set[str] = frozenset(),
 ) -> list[Group]:
     """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
     where a merge is merely possible. `apart`: what runs a tile keeps nothing for the next one;
-    `once`: what no second kernel may compute."""
+    `once`: what no second kernel may compute; `alone`: what shares no kernel."""
     roots = set(program.outputs) | set(program.checks)
-    shared = _shared(program, roots, 2 * threads, hints, apart)
+    kept = roots.union(*(sources(program.defs[n]) for n in alone))
+    shared = _shared(program, kept, 2 * threads, hints, apart)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
-        groups = _in_order(_merge_all(groups, shared, hints, careful), shared)
-    groups = _recomputed(groups, program, shared, roots | once, hints)
+        groups = _in_order(_merge_all(groups, shared, hints, careful, alone), shared)
+    groups = _recomputed(groups, program, shared, roots | once | alone, hints)
     full = [
         Group({n: _inlined(g.defs[n], shared) for n in _program_order(g, program)}) for g in groups
     ]
@@ -117,12 +121,14 @@ def group(
 
 
 def _merge_all(
-    groups: list[Group], shared: Shared, hints: Mapping[str, int], careful: bool
+    groups: list[Group], shared: Shared, hints: Mapping[str, int], careful: bool, alone: Set[str]
 ) -> list[Group]:
     """Each group, in order, with as many of those before it as it can be merged with."""
     done: list[Group] = []
     for new in groups:
         for earlier in reversed(list(done)):
+            if not alone.isdisjoint((*earlier.defs, *new.defs)):
+                continue
             if not _meets(earlier, new, shared):
                 continue
             if _between(earlier, new, done, shared) or _between(new, earlier, done, shared):

@@ -54,10 +54,10 @@ def as_matmul(
     if found is None:
         return None
     d, e, (x, y) = found
-    k = e.axes[0]
+    terms = list(e.axes)
     kept = own_axes(d)
     in_x, in_y = x.free, y.free
-    if k not in in_x or k not in in_y or not set(kept) <= in_x | in_y:
+    if not (in_x.issuperset(terms) and in_y.issuperset(terms) and set(kept) <= in_x | in_y):
         return None
     batch = [a for a in kept if a in in_x and a in in_y]
     left, right = ([a for a in kept if a in s and a not in batch] for s in (in_x, in_y))
@@ -65,8 +65,8 @@ def as_matmul(
         return None
     here = ex.load(d.name, [as_index(a) for a in d.axes], d.dtype)
     parts = (
-        _matrix(x, batch, left, [k], strides),
-        _matrix(y, batch, [k], right, strides),
+        _matrix(x, batch, left, terms, strides),
+        _matrix(y, batch, terms, right, strides),
         _matrix(here, batch, left, right, strides),
     )
     if any(p is None for p in parts):
@@ -75,14 +75,14 @@ def as_matmul(
     assert a is not None
     assert b is not None
     assert c is not None
-    return Matmul(left=a, right=b, result=c, points=product(z.extent for z in (*kept, k)))
+    return Matmul(left=a, right=b, result=c, points=product(z.extent for z in (*kept, *terms)))
 
 
 def _sum_of(defs: Mapping[str, Def], halves: bool) -> tuple[Def, Reduce, tuple[Load, Load]] | None:
     """What a group gives, the sum that it is, and what is multiplied for that."""
     made = list(defs.values())
     d, e = made[-1], made[0].expr
-    if not isinstance(e, Reduce) or e.fn != "sum" or len(e.axes) != 1:
+    if not isinstance(e, Reduce) or e.fn != "sum":
         return None
     if not isinstance(e.body, Apply) or e.body.fn != "mul":
         return None

@@ -54,7 +54,7 @@ class HostKernels(Kernels):
     def _texts(self) -> list[KernelText]:
         return [
             kernel_text(p, self.memory_dtypes, self.strides, self.is_step, self._in_place_of())
-            for p in self.plans
+            for p in self.compiled
         ]
 
     def _in_place_of(self) -> Mapping[str, str]:
@@ -87,7 +87,7 @@ class HostKernels(Kernels):
     def _source(self) -> str:
         """The C of all kernels, with their helpers once. Each is compiled by itself."""
         by_lanes: dict[int, list[KernelText]] = {}
-        for plan, text in zip(self.plans, self.texts, strict=True):
+        for plan, text in zip(self.compiled, self.texts, strict=True):
             by_lanes.setdefault(plan.lanes, []).append(text)
         vector_bytes = self.target.vector_bytes
         return "\n".join(module_text(texts, n, vector_bytes) for n, texts in by_lanes.items())
@@ -120,7 +120,7 @@ class HostKernels(Kernels):
 
     def to_compile(self) -> list[tuple[str, str]]:
         """See the base class."""
-        return compiler.emitted(self.plans, self.texts, self.target.vector_bytes)
+        return compiler.emitted(self.compiled, self.texts, self.target.vector_bytes)
 
     def scope(self, head: str) -> dict[str, Any]:
         """See the base class."""

@@ -75,6 +75,7 @@ class Kernels(Protocol):
     shaped: dict[str, Def]
     plans: list[Kernel]
     products: dict[str, Matmul]
+    by_library: dict[str, Matmul]
     placed: dict[str, str]
 
     @property
@@ -169,6 +170,9 @@ class _Builder:
         for plan, signature in zip(k.plans, k.signatures, strict=True):
             for output in plan.outputs:
                 self.output(output, k, name_of)
+            if (by := k.by_library.get(signature.name)) is not None:
+                self.emit(_renamed(by, name_of))
+                continue
             work = f"{head}{signature.name}.work" if signature.thread_bytes.const != 0 else ""
             if work:
                 self.emit(Work(name=work, thread_bytes=(signature.thread_bytes,)))

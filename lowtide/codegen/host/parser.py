@@ -153,7 +153,7 @@ class _Parser:
         sizes = self._listed(line, Line.name) if line.skip("sizes") else ()
         numbers = self._listed(line, Line.name) if line.skip("numbers") else ()
         work = line.name() if line.skip("work") else ""
-        instead = self._matmul(line) if line.skip("instead", "matmul") else None
+        instead = self.matmul(line) if line.skip("instead", "matmul") else None
         return Launch(
             kernel=kernel, tensors=tensors, sizes=sizes, numbers=numbers, work=work, instead=instead
         )
@@ -240,7 +240,7 @@ class _Parser:
         first = self._place(line) if line.skip(",", "first") else None
         return Row(of=of, step=step, shift=shift, rows=rows, row_bytes=row_bytes, first=first)
 
-    def _matmul(self, line: Line) -> Matmul:
+    def matmul(self, line: Line) -> Matmul:
         line.need("(")
         parts: list[Matrix] = []
         for _ in range(3):
@@ -266,8 +266,8 @@ class _Parser:
 
 _STATEMENTS: Final[dict[str, Callable[[Any, Line], Statement]]] = {
     word: getattr(_Parser, word)
-    for word in ("size", "take", "over", "work", "fill", "dense", "view", "own", "launch", "loop",
-                 "free")
+    for word in ("size", "take", "over", "work", "fill", "dense", "view", "own", "launch", "matmul",
+                 "loop", "free")
 }  # fmt: skip
 
 

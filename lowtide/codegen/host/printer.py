@@ -35,7 +35,7 @@ from lowtide.codegen.host.program import (
 from lowtide.errors import Loc
 from lowtide.ir.literals import print_literal
 from lowtide.texpr.index import Index
-from lowtide.tile.matmul import Matrix
+from lowtide.tile.matmul import Matmul, Matrix
 
 
 def print_host(program: HostProgram) -> str:
@@ -68,6 +68,8 @@ def _lines(statement: Statement) -> Iterator[str]:
             yield f"own {name}: {_tensor(tensor)} {kind}{_at(loc)}"
         case Launch():
             yield _launch(statement)
+        case Matmul():
+            yield _matmul(statement)
         case Loop():
             yield _head(statement)
             for inner in statement.body:
@@ -82,9 +84,13 @@ def _launch(launch: Launch) -> str:
     text += f" numbers ({', '.join(launch.numbers)})" if launch.numbers else ""
     text += f" work {launch.work}" if launch.work else ""
     if (m := launch.instead) is not None:
-        parts = ", ".join(map(_matrix, (m.left, m.right, m.result)))
-        text += f" instead matmul({parts}, points {m.points})"
+        text += f" instead {_matmul(m)}"
     return text
+
+
+def _matmul(m: Matmul) -> str:
+    parts = ", ".join(map(_matrix, (m.left, m.right, m.result)))
+    return f"matmul({parts}, points {m.points})"
 
 
 def _matrix(m: Matrix) -> str:

@@ -178,7 +178,8 @@ class Free:
     names: tuple[str, ...]
 
 
-Statement = Size | Take | Over | Work | Fill | Dense | View | Own | Launch | Loop | Free
+# A Matmul is a product by the library.
+Statement = Size | Take | Over | Work | Fill | Dense | View | Own | Launch | Matmul | Loop | Free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,8 @@ def reads(statement: Statement) -> Iterator[str]:
                 yield from names_in(place)
             if statement.work:
                 yield statement.work
+        case Matmul(left=left, right=right, result=result):
+            yield from (left.source, right.source, result.source)
         case Loop():
             if statement.until:
                 yield from names_in(statement.until)

@@ -203,6 +203,8 @@ class _Printer:
                 yield f"{name_of(name)} = own({name_of(name)})"
             case Launch():
                 yield from self.launch(statement)
+            case Matmul():
+                yield _product(statement)
             case Loop():
                 yield from self.outer_loop(statement)
             case Free(names=names):
@@ -292,11 +294,6 @@ class _Printer:
 def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
     """The lines that run PyTorch's matrix product or the kernel, whichever was faster at such
     sizes."""
-    left, right, result = (
-        f"{name_of(x.source)}.as_strided({python_tuple(x.sizes)}, "
-        f"{python_tuple(x.strides)}, {x.offset}{base})"
-        for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
-    )
     sizes = python_tuple(dict.fromkeys((*m.left.sizes, m.right.sizes[-1])))
     device = f"{name_of(m.left.source)}.device"
     return [
@@ -304,8 +301,17 @@ def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
         f"    {launch}",
         "else:",
         f"    choice_{name}.run({sizes}, {device}, lambda: {launch},",
-        f"        lambda: matmul({left}, {right}, out={result}))",
+        f"        lambda: {_product(m)})",
     ]
+
+
+def _product(m: Matmul) -> str:
+    left, right, result = (
+        f"{name_of(x.source)}.as_strided({python_tuple(x.sizes)}, "
+        f"{python_tuple(x.strides)}, {x.offset}{base})"
+        for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
+    )
+    return f"matmul({left}, {right}, out={result})"
 
 
 def _base(x: Matrix) -> str:

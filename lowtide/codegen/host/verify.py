@@ -35,6 +35,7 @@ from lowtide.codegen.host.program import (
 from lowtide.errors import VerifyError
 from lowtide.texpr.index import Index, deep_atoms
 from lowtide.texpr.index import Size as SizeAtom
+from lowtide.tile.matmul import Matmul
 
 
 def verify_host(program: HostProgram) -> None:
@@ -86,6 +87,10 @@ class _Checker:
                 self._there(name)
             case Launch():
                 self._launch(statement, ())
+            case Matmul():
+                for matrix in (statement.left, statement.right, statement.result):
+                    self._there(matrix.source)
+                    self._known([*matrix.sizes, *matrix.strides, matrix.offset])
             case Loop():
                 self._loop(statement, ())
             case Free(names=names):

@@ -41,7 +41,7 @@ class BlockKernels(Kernels):
     """See `Kernels`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
 
     language = "Triton"
-    chooses_halves = True
+    measures_products = chooses_halves = True
 
     def __init__(
         self,

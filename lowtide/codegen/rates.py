@@ -1,0 +1,83 @@
+"""Measures how fast the library and our kernels do matrix products: see `runtime/rates`.
+
+It takes about two seconds, most of them for a C compiler, once for a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from lowtide.codegen.executable import compile_program
+from lowtide.errors import LowtideError
+from lowtide.ir.dtypes import BY_NAME
+from lowtide.runtime import rates
+from lowtide.texpr.parser import parse_program
+
+_LEAST_S: Final = 0.02  # of measuring each
+_FEWEST: Final = 3
+_COPIED_BYTES: Final = 32 << 20
+_lock = threading.Lock()
+_PROGRAM = """\
+input x: {dtype}[B, M, K] strides (K*M, K, 1)
+input w: {dtype}[B, K, N] strides (N*K, N, 1)
+t[b:B, i:M, j:N]: {dtype} = sum[k:K](mul(x[b, i, k], w[b, k, j]))
+output t
+"""
+
+
+def ensure_measured() -> None:
+    """Measures where that has not been done on this machine."""
+    if rates.is_measured():
+        return
+    with _lock:
+        if rates.is_measured():
+            return
+        rates.use(rates.Rates(kernels={"": 1.0}))  # what is compiled meanwhile is ours
+        with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
+            rates.keep(_measured())
+
+
+def _measured() -> rates.Rates:
+    library: dict[str, float] = {}
+    kernels: dict[str, float] = {}
+    for dtype in rates.DTYPES:
+        for name, sizes in rates.SHAPES.items():
+            kind = f"{dtype} {name}"
+            library[kind], kernels[kind] = _of_product(dtype, *sizes)
+    copied = torch.ones(_COPIED_BYTES // 4)
+    other = torch.empty_like(copied)
+    rate = 2.0 * _COPIED_BYTES / _least_ns(lambda: other.copy_(copied))
+    return rates.Rates(library=library, kernels=kernels, bytes_per_ns=rate)
+
+
+def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> tuple[float, float]:
+    """Operations per nanosecond of the library and of a kernel."""
+    hints = {"B": batch, "M": rows, "K": terms, "N": columns}
+    program = parse_program(_PROGRAM.format(dtype=dtype))
+    run = compile_program(program, symbols=list(hints), scalars=[], hints=hints)
+    x = torch.ones(batch, rows, terms, dtype=BY_NAME[dtype].torch)
+    w = torch.ones(batch, terms, columns, dtype=x.dtype)
+    out = torch.empty(batch, rows, columns, dtype=x.dtype)
+    operations = 2.0 * batch * rows * columns * terms
+    with torch.no_grad():
+        library_ns = _least_ns(lambda: torch.bmm(x, w, out=out))
+    kernel_ns = _least_ns(lambda: run([x, w], [*hints.values()], []))
+    return operations / library_ns, operations / kernel_ns
+
+
+def _least_ns(call: Callable[[], object]) -> float:
+    """The time of the fastest of several calls, warmed up."""
+    call()
+    found: list[int] = []
+    begun = time.perf_counter()
+    while len(found) < _FEWEST or time.perf_counter() - begun < _LEAST_S:
+        start = time.perf_counter_ns()
+        call()
+        found.append(time.perf_counter_ns() - start)
+    return float(max(min(found), 1))

@@ -1,0 +1,144 @@
+"""How fast this machine does matrix products: the library, and kernels of ours.
+
+In: the sizes of a product. Out: whether the library does it faster. The table has rates in
+multiplications and additions per nanosecond, for each dtype and class of shapes, and the rate of
+memory. `codegen/rates` measures it, once for a machine, a version of PyTorch, a compiler and a
+number of threads; it is kept on disk. Until it is measured, all products are ours.
+
+    f32 large: library 95.1, kernels 121.8     f32 thin: library 11.2, kernels 9.7
+
+A wrong rate costs time; results have the same terms either way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import torch
+
+from lowtide.errors import BackendError
+from lowtide.runtime import facts, toolchain
+
+_FACTS: Final = "rates"
+_FIXED: Final = "LOWTIDE_PRODUCTS"  # "kernels" or "library": no rates are asked
+LEAST_POINTS: Final = 1 << 18  # multiplications; fewer are done before the library is called
+_CALL_NS: Final = 4000.0  # a call of the library and its three views
+_THIN: Final = 32  # rows or columns
+_SMALL: Final = 1 << 24  # multiplications
+# Sizes that stand for a class: batch, rows, columns, terms.
+SHAPES: Final[Mapping[str, tuple[int, int, int, int]]] = {
+    "large": (1, 512, 512, 512),
+    "small": (1, 160, 160, 160),
+    "thin": (1, 8, 1024, 1024),
+    "batch": (32, 64, 64, 64),
+}
+DTYPES: Final = ("f32", "f64")
+
+
+class Sizes(Protocol):
+    """See `texpr.library.Product`."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def points(self) -> int: ...
+    @property
+    def extra_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """By dtype and class, see the module's text. `bytes_per_ns`: of memory that is read or
+    written."""
+
+    library: Mapping[str, float] = field(default_factory=dict[str, float])
+    kernels: Mapping[str, float] = field(default_factory=dict[str, float])
+    bytes_per_ns: float = 8.0
+
+
+def is_librarys(product: Sizes) -> bool:
+    """Does the library do it faster, with what is stored for it?"""
+    if product.points < LEAST_POINTS:
+        return False
+    fixed = os.environ.get(_FIXED, "")
+    if fixed:
+        return fixed == "library"
+    known, kind = current(), class_of(product)
+    if kind not in known.library or kind not in known.kernels:
+        return False
+    operations = 2.0 * product.points
+    moved_ns = 2.0 * product.extra_bytes / known.bytes_per_ns
+    library_ns = operations / known.library[kind] + moved_ns + _CALL_NS
+    return library_ns < operations / known.kernels[kind]
+
+
+def class_of(product: Sizes) -> str:
+    """Its row of the table."""
+    if min(product.rows, product.columns) < _THIN:
+        shape = "thin"
+    elif product.batch > 1:
+        shape = "batch"
+    else:
+        shape = "small" if product.points < _SMALL else "large"
+    return f"{product.dtype} {shape}"
+
+
+_current: dict[int, Rates] = {}  # by the number of threads
+
+
+def current() -> Rates:
+    """The rates of this machine, empty where they have not been measured."""
+    threads = torch.get_num_threads()
+    found = _current.get(threads)
+    if found is None:
+        found = _current[threads] = _read()
+    return found
+
+
+def is_measured() -> bool:
+    """Are there rates, or are none needed?"""
+    return bool(os.environ.get(_FIXED) or current().kernels)
+
+
+def use(rates: Rates) -> None:
+    """Takes these for this process, with as many threads as there are now."""
+    _current[torch.get_num_threads()] = rates
+
+
+def keep(rates: Rates) -> None:
+    """Takes these, and keeps them on disk for later processes."""
+    use(rates)
+    rows = {f"library {k}": str(v) for k, v in rates.library.items()}
+    rows |= {f"kernels {k}": str(v) for k, v in rates.kernels.items()}
+    facts.write(_FACTS, _key(), rows | {"bytes_per_ns": str(rates.bytes_per_ns)})
+
+
+def _read() -> Rates:
+    """From disk; empty where something is damaged."""
+    try:
+        rows = {k: float(v) for k, v in facts.read(_FACTS, _key()).items()}
+    except (ValueError, BackendError):
+        return Rates()
+    if not rows or not all(0 < v < 1e9 for v in rows.values()) or "bytes_per_ns" not in rows:
+        return Rates()
+    memory = rows.pop("bytes_per_ns")
+    parts = {
+        kind: {k.partition(" ")[2]: v for k, v in rows.items() if k.startswith(kind)}
+        for kind in ("library", "kernels")
+    }
+    return Rates(library=parts["library"], kernels=parts["kernels"], bytes_per_ns=memory)
+
+
+def _key() -> str:
+    parts = (toolchain.compiler().identity, torch.__version__, str(torch.get_num_threads()))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,137 @@
+"""Products by PyTorch's library inside a region: results, gradients, and whose a product is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.codegen.host.parser import parse_host
+from lowtide.codegen.host.printer import print_host
+from lowtide.diagnostics import faults
+from lowtide.runtime import facts, rates
+from lowtide.runtime.rates import Rates
+from lowtide.texpr.library import Product
+
+
+def feed_forward(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return x + F.gelu(F.layer_norm(x, (96,)) @ w) @ v
+
+
+def heads(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    q, k = ((x @ u).view(4, 40, 4, -1).transpose(1, 2) for u in (w, v.t()))
+    return torch.softmax(q @ k.transpose(-2, -1), -1) @ k
+
+
+def turned(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return (x @ w).transpose(1, 2) * 2 + (x.transpose(1, 2).mean(-1) @ w)[:, :, None]
+
+
+def twice(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.sin(x)
+    return y @ w, (y @ w).relu() @ v
+
+
+PROGRAMS = [feed_forward, heads, turned, twice]
+
+
+@pytest.fixture
+def by_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWTIDE_PRODUCTS", "library")
+
+
+def operands(dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    found = [torch.randn(4, 40, 96), torch.randn(96, 128) / 10, torch.randn(128, 96) / 12]
+    return [x.to(dtype).requires_grad_() for x in found]
+
+
+def flat(found: Any) -> list[Tensor]:
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("fn", PROGRAMS)
+def test_results_and_gradients(
+    fn: Callable[..., Any], dtype: torch.dtype, by_library: None
+) -> None:
+    given, wide = operands(dtype), operands(torch.float64)
+    with faults.strict():
+        found = flat(lt.script(fn)(*given))
+        got = torch.autograd.grad([x.sin().sum() for x in found], given, allow_unused=True)
+    expected = flat(fn(*wide))
+    want = torch.autograd.grad([x.sin().sum() for x in expected], wide, allow_unused=True)
+    tolerance = 1e-4 if dtype is torch.float32 else 1e-11
+    for a, b in zip([*found, *got], [*expected, *want], strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_the_host_program_calls_it(by_library: None) -> None:
+    x, w, v = (t.detach() for t in operands(torch.float32))
+    stages: Any = lt.script(feed_forward).stages(x, w, v)
+    (text,) = [t for name, t in stages if name == "host program"]
+    assert text.count("matmul(") == 2
+    assert print_host(parse_host(text)) == text
+    assert "by torch.matmul" in str(lt.script(feed_forward).explain(x, w, v))
+
+
+def test_pairs_are_not_stored(by_library: None) -> None:
+    def pairs(x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(x @ y.t()).sum(1)
+
+    stages: Any = lt.script(pairs).stages(torch.rand(900, 8), torch.rand(800, 8))
+    (text,) = [t for name, t in stages if name == "host program"]
+    assert "matmul(" not in text
+
+
+def product(rows: int, columns: int, terms: int, extra_bytes: int = 0) -> Product:
+    return Product(
+        dtype="f32", batch=1, rows=rows, columns=columns, terms=terms, extra_bytes=extra_bytes
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose library does large products twice as fast, and thin ones half as fast."""
+    monkeypatch.delenv("LOWTIDE_PRODUCTS")
+    library, kernels = {"f32 large": 100.0, "f32 thin": 10.0}, {"f32 large": 50.0, "f32 thin": 20.0}
+    monkeypatch.setattr(rates, "_current", {})
+    rates.use(Rates(library=library, kernels=kernels, bytes_per_ns=10.0))
+
+
+def test_the_faster_one_is_chosen(measured: None) -> None:
+    assert rates.is_librarys(product(512, 512, 512))
+    assert not rates.is_librarys(product(8, 2048, 2048))
+    assert not rates.is_librarys(product(512, 512, 512, extra_bytes=1 << 27))
+    assert not rates.is_librarys(product(16, 16, 16))
+    assert not rates.is_librarys(product(160, 160, 160))  # of a class that was not measured
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [{}, {"library f32 large": "fast"}, {"library f32 large": "-1", "bytes_per_ns": "3"},
+     {"library f32 large": "nan", "bytes_per_ns": "3"}, {"library f32 large": "3"}],
+)  # fmt: skip
+def test_a_damaged_table_is_none(
+    damaged: dict[str, str], measured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "_current", {})
+    monkeypatch.setattr(facts, "read", lambda kind, key: damaged)
+    assert rates.current() == Rates()
+    assert not rates.is_measured()
+
+
+def test_a_table_is_kept(measured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, str] = {}
+    monkeypatch.setattr(facts, "write", lambda kind, key, rows: kept.update(rows))
+    table = Rates(library={"f32 large": 2.5}, kernels={"f32 large": 3.5}, bytes_per_ns=4.0)
+    rates.keep(table)
+    monkeypatch.setattr(rates, "_current", {})
+    monkeypatch.setattr(facts, "read", lambda kind, key: kept)
+    assert rates.current() == table
