@@ -10,8 +10,9 @@ import shutil
 import sysconfig
 from pathlib import Path
 
+from lowtide.errors import BackendError
 from lowtide.memory.available import available_bytes
-from lowtide.runtime import doctor
+from lowtide.runtime import doctor, rates
 from lowtide.runtime.doctor import Check
 from lowtide.tables import format_bytes
 from lowtide.tools.machine import this_machine
@@ -19,7 +20,7 @@ from lowtide.tools.machine import this_machine
 
 def run_checks() -> list[Check]:
     """All checks, in the order in which they should be read."""
-    return [_machine(), *doctor.checks(), _torch_compile()]
+    return [_machine(), *doctor.checks(), _products(), _torch_compile()]
 
 
 def render(checks: list[Check]) -> str:
@@ -40,6 +41,21 @@ def render(checks: list[Check]) -> str:
 def _machine() -> Check:
     free = format_bytes(available_bytes())
     return Check(name="machine", ok=True, detail=f"{this_machine()}\n{free} of memory free")
+
+
+def _products() -> Check:
+    """Whose matrix products are, by the rates that were measured on this machine."""
+    try:
+        known = rates.current()
+    except BackendError:  # told by another check
+        known = rates.Rates()
+    found = [
+        f"{kind}: library {rate:.1f}, kernels {known.kernels[kind]:.1f} operations per ns"
+        for kind, rate in known.library.items()
+        if kind in known.kernels
+    ]
+    missing = "not measured yet: that happens before the first large product is compiled"
+    return Check(name="products", ok=True, detail="\n".join(found) or missing)
 
 
 def _torch_compile() -> Check:
