@@ -81,7 +81,7 @@ def test_what_is_not_said_is_refused() -> None:
 
     traced = lt.trace(mixed, ([x, (x, x)],))
     torch.testing.assert_close(traced([x, (x, x)]), x * 2)
-    with pytest.raises(CompileError, match="of a form that is not saved"):
+    with pytest.raises(CompileError, match="that cannot be saved"):
         _loaded(traced)
 
 

@@ -260,7 +260,7 @@ def test_traced_parts_of_scripted_ones_stay_frozen() -> None:
 
 
 def test_compiled_objects_are_given_back() -> None:
-    with pytest.warns(UserWarning, match="compiled already"):
+    with pytest.warns(UserWarning, match="already compiled"):
         assert lt.trace(sign, R(2)) is sign
 
 
