@@ -51,7 +51,6 @@ from lowtide.specialise.near_constants import with_near_constants
 from lowtide.specialise.specialise import specialise
 from lowtide.texpr.autodiff import differentiated
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index
 from lowtide.texpr.library import operands_stored
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
@@ -61,18 +60,19 @@ from lowtide.tile.arrange import Arrangement
 from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.group import Fusion, group
 from lowtide.tile.ir import Kernel
+from lowtide.tile.lines import Strides
 from lowtide.tile.plan import plan
 from lowtide.tile.schedule import schedule
 from lowtide.tile.strips import in_strips as strips
 from lowtide.tile.summation import order_of
 
-__all__ = [
-    "STAGES", "differentiated", "emitted", "fused", "loaded", "parts", "prepared", "simplified",
-    "specialise", "strips", "tiled",
-]  # fmt: skip
+__all__ = ["STAGES", "differentiated", "emitted", "fused", "loaded", "parts", "prepared",
+           "simplified", "specialise", "strips", "tiled"]  # fmt: skip
 
-_NAMES = "ir simplify specialise differentiate split normalise fuse tile host emit"
-STAGES = tuple(_NAMES.split())  # for `lowtide.opt`; those after `specialise` take Programs
+Sizes = Mapping[str, int]
+NONE: Set[str] = frozenset()
+STAGES = ("ir", "simplify", "specialise", "differentiate", "split", "normalise", "fuse", "tile",
+          "host", "emit")  # fmt: skip
 SIMPLIFY: tuple[Pass, ...] = (
     make_private_writes_plain,
     inline_no_grad,
@@ -109,18 +109,12 @@ def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
 
 
 def fused(
-    program: Program,
-    hints: Mapping[str, int],
-    *,
-    blocks: bool,
-    is_step: bool = False,
-    once: Set[str] = frozenset(),
+    program: Program, hints: Sizes, *, blocks: bool, is_step: bool = False, once: Set[str] = NONE
 ) -> Fusion:
-    """Normalise a part and group its definitions; each group becomes one kernel. `hints`: likely
-    sizes. `blocks`: for kernels of independent blocks (Triton). `once`: values that no second
-    kernel may recompute."""
+    """Normalise a part and group its definitions, one kernel a group. `hints`: likely sizes;
+    `blocks`: for Triton; `is_step`: of a loop; `once`: values that no second kernel recomputes."""
     normal = normalise(program, hints)
-    alone: Set[str] = frozenset()
+    alone = NONE
     if blocks:
         normal = products_apart(in_two_steps(normal, hints), hints)
     elif not is_step:
@@ -130,13 +124,9 @@ def fused(
 
 
 def tiled(
-    arrangement: Arrangement,
-    moving: frozenset[str],
-    hints: Mapping[str, int],
-    strides: Mapping[str, tuple[Index, ...]],
+    arrangement: Arrangement, moving: frozenset[str], hints: Sizes, strides: Strides
 ) -> Kernel:
-    """Return the scheduled kernel of a group. `moving`: see `tile.plan`. Kernels of independent
-    blocks are not scheduled here: Triton does that."""
+    """Return the kernel of a group, scheduled unless Triton does that. `moving`: see `plan`."""
     kernel = plan(arrangement, moving)
     if isinstance(arrangement, BlockArrangement):
         return kernel
