@@ -22,7 +22,7 @@ from lowtide.tile.axes import common_axes, consumed, own_axes, reduced_axes
 PART: Final = 256  # elements of a line: so many stay together
 MANY: Final = 1 << 19  # points: of fewer, one task is done soon enough
 
-Strides = Mapping[str, Sequence[Index]]
+Strides = Mapping[str, tuple[Index, ...]]
 
 
 def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, int]) -> set[Axis]:
