@@ -51,6 +51,7 @@ REFUSED = {
     "functions.recursion_of_a_method": "a call of the Python function _Tree.total",
     "functions.RecursiveModule": "RecursiveModule.forward",
     "functions.functions_in_a_list": "a call of the Python function",
+    "functions.stored_functions_by_builtins": "a call of the Python function",
     "functions.functions_in_a_dict": "a call of the Python function",
     "kept_state.OtherContainers": "deque.append",
     "mixed.lambda_default_capture": "a call of the Python function <lambda>",
