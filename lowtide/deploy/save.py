@@ -40,9 +40,8 @@ def save(
 
     Raises CompileError where a program needs the user's own Python; a path is then as it was."""
     if not isinstance(m, ScriptFunction | ScriptModule):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            f"lt.save takes a compiled function or module, not {type(m).__name__}: lt.script(…) first"
-        )
+        kind = type(m).__name__
+        raise TypeError(f"lt.save takes a compiled function or module, not {kind}: lt.script first")
     archive.write(f, contents(m, _extra_files or {}))
 
 
