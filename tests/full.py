@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_FAILED = re.compile(r"(FAILED|ERROR) \S+::|==== seed |(tests/\S+|seed \d+): ")
+_FAILED = re.compile(r"(FAILED|ERROR) \S+::|==== seed |(tests/\S+::\S+|seed \d+): ")
 PYTEST = ("-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 # What a second compiler is tried on: kernels, numbers, gradients, loops, models.
 _KERNELS = (
