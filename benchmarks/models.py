@@ -5,6 +5,8 @@
     python -m benchmarks.models --ways script       `lt.script` in the place of `lt.compile`
     python -m benchmarks.models --no-inductor       minutes less
 
+First calls find what is on disk: `LOWTIDE_CACHE_DIR=$(mktemp -d)` shows those of a new machine.
+
 In: the models of `benchmarks/model_zoo`. Out: for each model and kind (infer, train) the least
 milliseconds of a call by each way, its first call in seconds, and its peak in bytes. A call of
 `train` is a forward and a backward pass. With one thread, times are processor times.
@@ -16,7 +18,6 @@ import argparse
 import copy
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,7 +129,6 @@ def main() -> None:
     parser.add_argument("--infer", action="store_true", help="inference only")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--cold", action="store_true", help="with empty caches on disk")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in MODELS]
@@ -140,19 +140,16 @@ def main() -> None:
     machine = this_machine("cpu")
     print(machine, flush=True)
     rows: dict[str, Row] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        if options.cold:
-            lt.config.cache_dir = folder
-        for name in options.names or MODELS:
-            for kind in kinds:
-                key = f"{name}, {kind}"
-                try:
-                    row = measure(MODELS[name], ways, kind == "train", options.repeats)
-                except Exception as fault:
-                    print(f"{key:30} {type(fault).__name__}: {fault}", flush=True)
-                    continue
-                rows[key] = row
-                print(line(key, row), flush=True)
+    for name in options.names or MODELS:
+        for kind in kinds:
+            key = f"{name}, {kind}"
+            try:
+                row = measure(MODELS[name], ways, kind == "train", options.repeats)
+            except Exception as fault:
+                print(f"{key:30} {type(fault).__name__}: {fault}", flush=True)
+                continue
+            rows[key] = row
+            print(line(key, row), flush=True)
     means = {f"{kind}, {way}": geomean(rows, kind, way) for kind in kinds for way in ways[:-1]}
     print({name: mean and round(mean, 2) for name, mean in means.items()})
     report = {"threads": options.threads, "geomeans": means, "rows": rows}
