@@ -136,15 +136,12 @@ def tiled(
     return kernel
 
 
-def emitted(
-    kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int
-) -> list[tuple[str, str]]:
-    """Return the name and the C source of each kernel."""
+def emitted(kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int) -> list[str]:
+    """Return the C source of each kernel, the same for kernels that differ in names only."""
     pairs = zip(kernels, texts, strict=True)
-    return [(k.name, module_text([text], k.lanes, vector_bytes)) for k, text in pairs]
+    return [without_names(module_text([t], k.lanes, vector_bytes), k.name) for k, t in pairs]
 
 
-def loaded(sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
-    """Return the library of each kernel. Kernels that differ in names only have one library."""
-    texts = [without_names(text, name) for name, text in sources]
-    return cache.load_libraries(texts, SYMBOL)
+def loaded(sources: Sequence[str]) -> list[ctypes.CDLL]:
+    """Return the library of each source, from the cache on disk or newly compiled."""
+    return cache.load_libraries(sources, SYMBOL)

@@ -64,6 +64,7 @@ class Config:
     debug: Debug = Debug()
     compiler: str = ""
     interpret_blocks: bool = False
+    products: str = ""  # of matrices: by "kernels", by the "library", or "" as is faster
 
 
 def parse_bytes(text: str | int) -> int:
@@ -94,6 +95,7 @@ def from_environment(environ: Mapping[str, str]) -> Config:
         interpret_blocks=_switch(
             "LOWTIDE_INTERPRET_BLOCKS", environ.get("LOWTIDE_INTERPRET_BLOCKS", "")
         ),
+        products=_products(environ.get("LOWTIDE_PRODUCTS", "").strip()),
     )
 
 
@@ -117,6 +119,7 @@ def override(
     debug: Debug | None = None,
     compiler: str | None = None,
     interpret_blocks: bool | None = None,
+    products: str | None = None,
 ) -> Generator[Config, None, None]:
     """Settings changed within a `with` block, for the whole process; those left None stay."""
     global _current
@@ -131,6 +134,7 @@ def override(
         interpret_blocks=(
             before.interpret_blocks if interpret_blocks is None else interpret_blocks
         ),
+        products=before.products if products is None else products,
     )
     try:
         yield _current
@@ -152,6 +156,12 @@ def _switch(variable: str, text: str) -> bool:
     if text == "1":
         return True
     raise LowtideError(f"{variable}={text!r} is not a switch; allowed are 1, 0, or leave it unset")
+
+
+def _products(text: str) -> str:
+    if text not in ("", "kernels", "library"):
+        raise LowtideError(f"LOWTIDE_PRODUCTS={text!r}: write kernels or library, or leave it out")
+    return text
 
 
 def _arena_cap(text: str) -> int:

@@ -107,7 +107,7 @@ class Executable:
     def bind(self) -> None:
         """Compiles the kernels: C compilers run at the same time for those of all parts."""
         parts = list(self.kernels_by_head.values())
-        compiler.loaded([pair for kernels in parts for pair in kernels.to_compile()])
+        compiler.loaded([text for kernels in parts for text in kernels.to_compile()])
         for kernels in parts:
             kernels.bound()
 

@@ -175,8 +175,8 @@ class Kernels(ABC):
     def identity(self, tensors: Sequence[Tensor]) -> str:
         """What the kernels' times depend on beside their text: compiler, threads, device."""
 
-    def to_compile(self) -> Sequence[tuple[str, str]]:
-        """Names and texts of what a compiler of C is needed for: see `compiler.loaded`."""
+    def to_compile(self) -> Sequence[str]:
+        """The texts that a compiler of C is needed for: see `compiler.loaded`."""
         return ()
 
     @abstractmethod

@@ -13,18 +13,17 @@ A wrong rate costs time; results have the same terms either way.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import torch
 
+from lowtide import config
 from lowtide.errors import BackendError
 from lowtide.runtime import facts, toolchain
 
 _FACTS: Final = "rates"
-_FIXED: Final = "LOWTIDE_PRODUCTS"  # "kernels" or "library": no rates are asked
 LEAST_POINTS: Final = 1 << 18  # multiplications; fewer are done before the library is called
 _CALL_NS: Final = 4000.0  # a call of the library and its three views
 _THIN: Final = 32  # rows or columns
@@ -70,7 +69,7 @@ def is_librarys(product: Sizes) -> bool:
     """Does the library do it faster, with what is stored for it?"""
     if product.points < LEAST_POINTS:
         return False
-    fixed = os.environ.get(_FIXED, "")
+    fixed = config.current().products
     if fixed:
         return fixed == "library"
     known, kind = current(), class_of(product)
@@ -107,7 +106,7 @@ def current() -> Rates:
 
 def is_measured() -> bool:
     """Are there rates, or are none needed?"""
-    return bool(os.environ.get(_FIXED) or current().kernels)
+    return bool(config.current().products or current().kernels)
 
 
 def use(rates: Rates) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from lowtide.texpr import expr as ex
 from lowtide.texpr.conditions import holds
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
-from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms
+from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, numbered
 
 UNROLL_EXTENT = 8  # reductions at most this long, over constants, are written out …
 UNROLL_WORK = 64  # … if that takes at most this many operations
@@ -220,6 +220,11 @@ def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:
     """The expression with axes replaced by indices."""
     lookup: dict[Atom, Index] = dict(values.items())
     return Rewriter(atoms=lookup)(expr)
+
+
+def over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
+    """The expression over axes that depend only on their order and extent."""
+    return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})
 
 
 def factors(e: Expr) -> Iterator[Expr]:

@@ -15,16 +15,15 @@ order of the sum.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, factors
-from lowtide.texpr.expr import Def, Expr, Load, Program, Reduce
-from lowtide.texpr.index import Axis, as_index, numbered
-from lowtide.texpr.sizes import elements, likely, points
+from lowtide.texpr.algebra import at_indices, over_numbers
+from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce
+from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.sizes import elements, elements_held, likely, points
 
 DTYPES = ("f32", "f64")
 LARGE = 1 << 22  # multiplications, some 40 us
@@ -110,10 +109,7 @@ class _Work:
         self.is_librarys = is_librarys
         self.names: list[str] = []
         self.stored: dict[Expr, str] = {}  # operands, over numbered axes
-        roots = [*program.outputs, *program.checks]
-        held = sum(elements(i.shape, hints) for i in program.inputs.values())
-        made = (program.defs[n] for n in roots if n in program.defs)
-        self.held = held + sum(elements(d.shape, hints) for d in made if not d.adds_to)
+        self.held = elements_held(program, {*program.outputs, *program.checks}, hints)
 
     def apart(self, d: Def) -> list[Def]:
         """The definition, preceded by its operands."""
@@ -139,7 +135,7 @@ class _Work:
         self.names.append(d.name)
         made = [x for x, _ in operands if x is not None]
         for x in made:
-            self.stored[_over_numbers(x.expr, x.axes)] = x.name
+            self.stored[over_numbers(x.expr, x.axes)] = x.name
         body = ex.apply("mul", (operands[0][1], operands[1][1]), d.dtype)
         total = ex.reduce("sum", list(_reduced(d)), body, d.dtype)
         return [*made, dataclasses.replace(d, expr=total)]
@@ -153,30 +149,14 @@ class _Work:
         e = d.expr
         if not isinstance(e, Reduce) or e.fn != "sum" or d.dtype.name not in DTYPES or d.adds_to:
             return None
-        if e.body.dtype is not d.dtype:
+        body = e.body
+        if body.dtype is not d.dtype or not isinstance(body, Apply) or body.fn != "mul":
             return None
-        every = list(factors(e.body))
-        parts = [p for p in every if p.free]
-        if not parts:
+        # as they are multiplied: other factors first might overflow, or underflow
+        first, second = body.args
+        mine, theirs = ({a for a in d.axes if a in side.free} for side in (first, second))
+        if not (mine - theirs and theirs - mine and first.dtype is second.dtype):
             return None
-        shared = functools.reduce(frozenset[Axis].intersection, [p.free for p in parts])
-        own = [a for a in d.axes if a.extent.const != 1 and a not in shared]
-        groups: list[tuple[set[Axis], list[Expr]]] = []
-        for p in parts:
-            axes = {a for a in own if a in p.free}
-            met = [g for g in groups if g[0] & axes]
-            groups = [g for g in groups if g not in met]
-            groups.append((axes.union(*(g[0] for g in met)), [*(x for g in met for x in g[1]), p]))
-        groups = [g for g in groups if g[0]] if all(g[0] for g in groups) else []
-        if len(groups) != 2:
-            return None
-        computed = [g for g in groups if len(g[1]) > 1 or not isinstance(g[1][0], Load)]
-        constants = [p for p in every if not p.free]
-        if constants:  # of an operand that is stored anyhow
-            if not computed:
-                return None
-            computed[0][1].extend(constants)
-        first, second = (functools.reduce(_times, g[1]) for g in groups)
         if not all(a in first.free and a in second.free for a in _reduced(d)):
             return None
         has_batch = any(a in first.free and a in second.free for a in d.axes)
@@ -202,7 +182,7 @@ class _Work:
             ),
             axes,
         )
-        known = self.stored.get(_over_numbers(side, order))
+        known = self.stored.get(over_numbers(side, order))
         at = [as_index(a) for a in order]
         if known is not None:
             return None, ex.load(known, at, d.dtype)
@@ -218,10 +198,6 @@ def _reduced(d: Def) -> Sequence[Axis]:
     return d.expr.axes
 
 
-def _times(x: Expr, y: Expr) -> Expr:
-    return ex.apply("mul", (x, y), x.dtype)
-
-
 def _is_plain(load: Load, axes: Sequence[Axis]) -> bool:
     """Does it walk through memory along plain axes?"""
     at = {as_index(a) for a in axes}
@@ -234,7 +210,3 @@ def _in_order(load: Load) -> list[Axis]:
     for i in load.index:
         found += [a for a in i.atoms() if isinstance(a, Axis)]
     return found
-
-
-def _over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
-    return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.algebra import at_indices, simplify
+from lowtide.texpr.algebra import at_indices, over_numbers, simplify
 from lowtide.texpr.along_memory import along_memory
 from lowtide.texpr.borders import with_borders
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce, Rewriter, Select
 from lowtide.texpr.few_elements import few_elements
-from lowtide.texpr.index import Axis, FloorDiv, Mod, as_index, deep_atoms, numbered
+from lowtide.texpr.index import Axis, FloorDiv, Mod, as_index, deep_atoms
 from lowtide.texpr.narrow import narrowed
 from lowtide.texpr.phases import in_phases
 from lowtide.texpr.shifted_reads import OffAxes, is_costly_at
@@ -241,7 +241,7 @@ def _extracted(defs: list[Def], added_to: Set[str]) -> list[Def]:
             if not isinstance(node, Reduce):
                 return None
             axes = ex.ordered_axes(node, d.axes)
-            same = _over_numbers(node, axes)
+            same = over_numbers(node, axes)
             if same not in known:
                 serial += 1
                 known[same] = f"{d.name}r{serial}"
@@ -254,15 +254,10 @@ def _extracted(defs: list[Def], added_to: Set[str]) -> list[Def]:
             expr = ex.reduce(d.expr.fn, d.expr.axes, body, d.expr.dtype)
             result.append(_renamed(d, expr))
             if d.axes == ex.ordered_axes(expr, d.axes) and d.name not in added_to:
-                known.setdefault(_over_numbers(expr, d.axes), d.name)
+                known.setdefault(over_numbers(expr, d.axes), d.name)
         else:
             result.append(_renamed(d, Rewriter(visit)(d.expr)))
     return result
-
-
-def _over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
-    """The expression over axes that depend only on their order and extent."""
-    return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})
 
 
 # ---- a reduction that is read at a few places only is not stored for them ----------------------

@@ -6,8 +6,9 @@ In: an index without gathered values, {"s0": 1000}. Out: an int, by Python's rul
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Index, Mod, Size
 
 
@@ -30,6 +31,13 @@ def points(axes: Sequence[Axis], hints: Mapping[str, int]) -> int:
 def elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
     """How many elements a value of this shape has at the sizes of the first call."""
     return math.prod(likely(size, hints) for size in shape)
+
+
+def elements_held(program: Program, roots: Iterable[str], hints: Mapping[str, int]) -> int:
+    """The elements of all inputs and outputs."""
+    inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
+    made = (program.defs[n] for n in roots if n in program.defs)
+    return inputs + sum(elements(d.shape, hints) for d in made if not d.adds_to)
 
 
 def likely(size: Index, hints: Mapping[str, int]) -> int:

@@ -22,7 +22,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline
-from lowtide.texpr.sizes import elements, likely
+from lowtide.texpr.sizes import elements, elements_held, likely
 from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
     apart_axes,
@@ -175,13 +175,6 @@ def _recomputed(
                 g = merged
         result.append(g)
     return result
-
-
-def elements_held(program: Program, roots: set[str], hints: Mapping[str, int]) -> int:
-    """The elements of all inputs and outputs."""
-    inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
-    made = (program.defs[n] for n in roots if n in program.defs)
-    return inputs + sum(elements(d.shape, hints) for d in made if not d.adds_to)
 
 
 def _reading(d: Def, old: str, new: str) -> Def:

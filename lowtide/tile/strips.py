@@ -27,9 +27,9 @@ from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, rebuild, the_axis
 from lowtide.texpr.partition import Part
-from lowtide.texpr.sizes import likely
+from lowtide.texpr.sizes import elements_held, likely
 from lowtide.tile.axes import is_long, own_axes
-from lowtide.tile.group import AGAIN, Group, elements_held
+from lowtide.tile.group import AGAIN, Group
 
 FEWEST, MOST = 128, 512  # rows of a strip: with fewer, adding to sums in memory takes too long
 ROOM: Final = 1 << 20  # elements of the product that a strip has, if that is not too few rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
+from lowtide import config
 from lowtide.codegen.host.parser import parse_host
 from lowtide.codegen.host.printer import print_host
 from lowtide.diagnostics import faults
+from lowtide.errors import LowtideError
 from lowtide.runtime import facts, rates
 from lowtide.runtime.rates import Rates
 from lowtide.texpr.library import Product
@@ -41,8 +43,9 @@ PROGRAMS = [feed_forward, heads, turned, twice]
 
 
 @pytest.fixture
-def by_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOWTIDE_PRODUCTS", "library")
+def by_library() -> Iterator[None]:
+    with config.override(products="library"):
+        yield
 
 
 def operands(dtype: torch.dtype) -> list[Tensor]:
@@ -97,12 +100,13 @@ def product(rows: int, columns: int, terms: int, extra_bytes: int = 0) -> Produc
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine whose library does large products twice as fast, and thin ones half as fast."""
-    monkeypatch.delenv("LOWTIDE_PRODUCTS")
     library, kernels = {"f32 large": 100.0, "f32 thin": 10.0}, {"f32 large": 50.0, "f32 thin": 20.0}
     monkeypatch.setattr(rates, "_current", {})
     rates.use(Rates(library=library, kernels=kernels, bytes_per_ns=10.0))
+    with config.override(products=""):
+        yield
 
 
 def test_the_faster_one_is_chosen(measured: None) -> None:
@@ -135,3 +139,8 @@ def test_a_table_is_kept(measured: None, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rates, "_current", {})
     monkeypatch.setattr(facts, "read", lambda kind, key: kept)
     assert rates.current() == table
+
+
+def test_a_choice_that_there_is_not() -> None:
+    with pytest.raises(LowtideError, match="LOWTIDE_PRODUCTS='mkl'"):
+        config.from_environment({"LOWTIDE_PRODUCTS": "mkl"})

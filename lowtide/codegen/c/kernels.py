@@ -64,7 +64,7 @@ class HostKernels(Kernels):
     def _forget(self) -> None:
         super()._forget()
         self._kernels = {}
-        for name in ("_texts", "_source"):
+        for name in ("_texts", "_source", "_to_compile"):
             vars(self).pop(name, None)
 
     @property
@@ -118,8 +118,12 @@ class HostKernels(Kernels):
         )
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
-    def to_compile(self) -> list[tuple[str, str]]:
+    def to_compile(self) -> list[str]:
         """See the base class."""
+        return self._to_compile
+
+    @cached_property
+    def _to_compile(self) -> list[str]:
         return compiler.emitted(self.compiled, self.texts, self.target.vector_bytes)
 
     def scope(self, head: str) -> dict[str, Any]:
