@@ -93,7 +93,7 @@ def run(part: Part) -> Outcome:
     process = subprocess.Popen(
         [sys.executable, *part.arguments],
         cwd=ROOT,
-        env={**os.environ, **part.environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **part.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -270,7 +270,7 @@ def _backward_text(b: BackwardLine) -> list[str]:
     if b.scatters:
         lines[0] += f", {b.scatters} scatters by PyTorch"
     if b.adds:
-        lines[0] += f", {b.adds} scatters by atomic additions"
+        lines[0] += f", {b.adds} scatters added by kernels"
     lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
     for k in b.kernels:
         lines.append(f"    {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())

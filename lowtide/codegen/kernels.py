@@ -279,7 +279,7 @@ def _note(p: Kernel) -> str:
 
 def _added(p: Kernel) -> str:
     found = ", ".join(dict.fromkeys(p.adds.values()))
-    return f"; adds to {found}, in any order" if found else ""
+    return f"; adds to {found} at places of data" if found else ""
 
 
 def _stored(groups: Sequence[Group], program: Program) -> set[str]:

@@ -64,7 +64,7 @@ class Saved:
 class Pass:
     """A compiled backward Program. `inputs` and `outputs`: names of tensors in order. `orders`:
     orders of dims of gradients whose input is not in row-major order. `others`: see `over`.
-    `adds`: scatters that the kernels add to gradients, in any order. For the rest see
+    `adds`: scatters that the kernels add to gradients. For the rest see
     `autodiff.Backward`."""
 
     executable: Any
@@ -151,7 +151,7 @@ class Gradient:
     def executables(self) -> list[Any]:
         """Return the backward passes planned so far that are valid under PyTorch's current
         flags."""
-        adding = torch_state.in_any_order(self.machine)
+        adding = torch_state.may_add(self.machine)
         with self._lock:
             made = [p.executable for (*_, how), p in self._passes.items() if how is adding]
         return [x for x in made if x is not None]
@@ -253,7 +253,7 @@ class Gradient:
         """Return the kernels for this combination, if the gradients are not computed together with
         the value (`value_and_grad`). `needed`: for each of `wanted`, whether it is needed. `saved`:
         the names of available values. PyTorch's determinism flag is part of the key."""
-        adding = torch_state.in_any_order(self.machine)
+        adding = torch_state.may_add(self.machine)
         key = (needed, patterns, saved)
         found = self._passes.get((*key, adding))
         if found is None:

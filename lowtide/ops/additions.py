@@ -3,7 +3,7 @@
     index_add(x: [N, D], 0, i: [K], v: [K, D])   →   t[n, d]   = x[n, d]
                                                      a[k, d]   = v[k, d] added to t[[i[k]], d]
 
-Only if kernels may add in any order (`Builder.adds`); otherwise PyTorch adds. Half precision is
+Only if kernels may add at such places (`Builder.adds`); otherwise PyTorch adds. Half precision is
 PyTorch's, since it would have to be summed in float32. Negative indices do not wrap; the recorded
 check finds them.
 """
@@ -80,7 +80,7 @@ def lower_scatter_add(b: Builder, x: Val, dim: Any, index: Val, src: Val) -> Val
 
 def _check(b: Builder, x: Val, source: Val) -> None:
     if not b.adds:
-        raise Unsupported("adds at places that are data, which PyTorch does in order")
+        raise Unsupported("adds at places that are data, which PyTorch does in a fixed order")
     if x.dtype not in SUMMED or source.dtype is not x.dtype or not x.ndim:
         raise Unsupported(f"adds {source.dtype} to {x.dtype} of {x.ndim} dims, at places of data")
     if source.ndim != x.ndim:

@@ -245,7 +245,7 @@ class Binding:
         """A builder with the tensors as inputs, and the abstract live-ins."""
         builder = Builder()
         builder.device = self.device
-        builder.adds = torch_state.in_any_order(self.machine)
+        builder.adds = torch_state.may_add(self.machine)
         builder.default_device = torch_state.default_device() or CPU
         lower = torch_state.autocast_dtype(self.device.type)
         builder.autocast = None if lower is None else dtypes.from_torch(lower)

@@ -76,7 +76,7 @@ class Builder:
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
-        self.adds = False  # may kernels add at places that the data name, in any order?
+        self.adds = False  # may kernels add at places that the data name?
         self.sums = set[str]()  # what was added to so: only the caller reads it
         self.device = torch.device("cpu")  # where all of its tensors are
         self.autocast: DType | None = None  # the lower dtype

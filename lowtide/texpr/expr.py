@@ -110,8 +110,8 @@ class Reduce(Expr):
 
 class AddAt(Expr):
     """All that a Def is: for each point of its axes, `value` is added to the element `place` of a
-    tensor, which begins as that tensor's own Def says. The data may name one place for many points,
-    in any order. Nobody else reads that tensor: it is for the caller, and in memory."""
+    tensor, which begins as that tensor's own Def says. The data may name one place for many points;
+    a GPU adds in any order. Nobody else reads that tensor: it is for the caller, and in memory."""
 
     __slots__ = ("place", "value")
     place: Load

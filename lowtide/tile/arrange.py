@@ -18,7 +18,15 @@ from lowtide.texpr.index import Axis
 from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
 from lowtide.tile import online
-from lowtide.tile.axes import common_axes, consumed, is_contraction, own_axes, reduced_axes, sources
+from lowtide.tile.axes import (
+    common_axes,
+    consumed,
+    is_contraction,
+    own_axes,
+    reduced_axes,
+    sources,
+    without_races,
+)
 from lowtide.tile.common_subtiles import WORTH_HOLDING, Reader, common_subtiles
 from lowtide.tile.group import Group, waits
 from lowtide.tile.ir import Tiled, reached
@@ -157,7 +165,7 @@ class Arrangement:
         return likely(a.extent, self.hints)
 
     def _grid(self) -> tuple[Tiled, ...]:
-        common = common_axes(self.defs, self.consumed)
+        common = without_races(common_axes(self.defs, self.consumed), self.defs)
         reduced = {a for d in self.defs.values() for a in reduced_axes(d)}
         pure = [a for a in common if a not in reduced]
         enough = 2 * self.target.threads

@@ -16,8 +16,8 @@ from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.expr import Def, Reduce
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.expr import AddAt, Def, Load, Reduce
+from lowtide.texpr.index import Axis, as_index, the_axis
 from lowtide.texpr.sizes import likely
 
 LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
@@ -57,10 +57,26 @@ def common_axes(defs: Mapping[str, Def], read: Set[str]) -> list[Axis]:
     return [a for a in shared if a not in closed]
 
 
+def without_races(axes: list[Axis], defs: Mapping[str, Def]) -> list[Axis]:
+    """Those along which no two tasks add to the same element, at places that are data."""
+    owned: dict[str, set[tuple[Axis, int]]] = {}
+    for d in defs.values():
+        if isinstance(d.expr, AddAt):
+            mine = set(owning_axes(d.expr.place).items())
+            owned[d.adds_to] = owned.get(d.adds_to, mine) & mine
+    return [a for a in axes if all(a in dict(found) for found in owned.values())]
+
+
 def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
     """The common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     return [a for a in common if a not in reduced]
+
+
+def owning_axes(place: Load) -> dict[Axis, int]:
+    """The axes that are a dim of the place by themselves: points that differ along one never have
+    the same place."""
+    return {a: k for k, i in enumerate(place.index) if (a := the_axis(i)) is not None}
 
 
 def is_contraction(d: Def) -> bool:

@@ -349,6 +349,8 @@ def _merged(
     if shared.apart:
         if not may_share(full, common, hints, shared.held):
             return None
+    elif any(d.adds_to for d in full.values()):
+        return None  # its tasks own columns: see `axes.without_races`
     elif leaves_few(before, common, shared.strides, hints, shared.tasks):
         return None
     if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):

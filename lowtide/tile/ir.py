@@ -53,7 +53,7 @@ class Buffer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
     """`target[address] = expr` for a tensor in memory; where `expr` is an `AddAt`, its value is
-    added to what is there, which other tasks may do at the same time."""
+    added to what is there. On GPUs other tasks may do so at the same time."""
 
     target: str
     index: tuple[Index, ...]

@@ -17,7 +17,7 @@ from functools import lru_cache
 from lowtide.ir.dtypes import boolean
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import is_windowed
-from lowtide.texpr.expr import Apply, Cast, Def, Expr, Input, Load, Reduce, Rewriter, Select
+from lowtide.texpr.expr import AddAt, Apply, Cast, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
     Axis,
     Clamp,
@@ -31,7 +31,7 @@ from lowtide.texpr.index import (
     substitute,
 )
 from lowtide.texpr.sizes import likely
-from lowtide.tile.axes import own_axes
+from lowtide.tile.axes import own_axes, owning_axes
 
 COSTS = {"div": 4, "sqrt": 4, "pow": 40, "add": 1, "sub": 1, "mul": 1, "fma": 1}
 CHEAP = frozenset({
@@ -170,6 +170,7 @@ def choose_vector(items: list[Item], ctx: Context, others: Set[Axis] = frozenset
     if chosen is not None and chosen not in ctx.fixed and chosen not in others:
         return chosen
     loops = [a for a in items[0].loops if a not in ctx.fixed]
+    loops = [a for a in loops if all(_lies_in_lanes(i.body, a) for i in items)]
     for position, a in enumerate([a for a in loops if a not in others] or loops):
         n = ctx.extent(a) if a.extent.const is not None else max(ctx.extent(a), 8 * ctx.lanes)
         waste = math.ceil(n / ctx.lanes) * ctx.lanes / n
@@ -189,7 +190,17 @@ def _lane_cost(item: Item, a: Axis, ctx: Context) -> float:
     return total + cost(item.body) * 0.5
 
 
+def _lies_in_lanes(body: Expr, a: Axis) -> bool:
+    """Of what adds at places that are data: do the data name the same place for all lanes?"""
+    if not isinstance(body, AddAt):
+        return True
+    gathers = (g for i in body.place.index for g in deep_atoms(i) if isinstance(g, Gather))
+    return a in owning_axes(body.place) and not any(a in g.expr.free for g in gathers)
+
+
 def _own_address(item: Item, ctx: Context) -> Index:
+    if isinstance(item.body, AddAt):
+        return address(item.body.place, ctx.strides)
     return place_in(tuple(map(as_index, item.d.axes)), ctx.strides[item.d.name])
 
 

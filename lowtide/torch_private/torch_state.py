@@ -51,10 +51,10 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type) if on else None
 
 
-def in_any_order(machine: str) -> bool:
-    """May kernels for it add up in any order? Not on the CPU, and not where PyTorch is to be
-    deterministic."""
-    return machine != "cpu" and not torch.are_deterministic_algorithms_enabled()
+def may_add(machine: str) -> bool:
+    """May kernels for it add at places that are data? The CPU's add in a fixed order, a GPU's in
+    any: not where PyTorch is to be deterministic."""
+    return machine == "cpu" or not torch.are_deterministic_algorithms_enabled()
 
 
 def surroundings(orders: bool = False) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from lowtide.codegen.c.c_index import c_index
 from lowtide.codegen.c.c_names import Names, buffer_place, number
 from lowtide.ir.dtypes import DType, boolean
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Load, Scalar, Select
+from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms, substitute
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import address, held_along, place_in, stride_along
@@ -430,7 +430,7 @@ class Body:
     # -- writing --
 
     def _write(self, w: Store | Stage, point: Point) -> None:
-        value = self.value(w.expr, point)
+        value = self.value(w.expr.value if isinstance(w.expr, AddAt) else w.expr, point)
         axes = frozenset(self.nest.axes)
         after = self.scopes[self.depth(axes)].before
         use, v = self.names.use, self.nest.vector
@@ -452,18 +452,18 @@ class Body:
         offset = place_in(w.index, self.names.strides[w.target])
         base = f"p_{w.target} + {self._index(offset, point)}"
         step = stride_along(offset, v) if v is not None else as_index(0)
+        n = "lanes" if self.variant.partial else str(self.names.lanes)
         if v is None or step is None or step.const == 0:
-            after.append(f"{use(f'store_part_{dtype.name}')}({base}, {value}, 1);")
+            kind, apart, count = "part_", "", ", 1"
+        elif step.const == 1 and not self.variant.partial:
+            kind, apart, count = "", "", ""
         elif step.const == 1:
-            if self.variant.partial:
-                after.append(f"{use(f'store_part_{dtype.name}')}({base}, {value}, lanes);")
-            else:
-                after.append(f"{use(f'store_{dtype.name}')}({base}, {value});")
+            kind, apart, count = "part_", "", ", lanes"
         else:
-            n = "lanes" if self.variant.partial else str(self.names.lanes)
-            after.append(
-                f"{use(f'store_strided_{dtype.name}')}({base}, {c_index(step)}, {value}, {n});"
-            )
+            kind, apart, count = "strided_", f", {c_index(step)}", f", {n}"
+        if isinstance(w.expr, AddAt):
+            value += f" + {use(f'load_{kind}{dtype.name}')}({base}{apart}{count})"
+        after.append(f"{use(f'store_{kind}{dtype.name}')}({base}{apart}, {value}{count});")
 
     # -- reductions --
 
