@@ -63,7 +63,9 @@ def test_the_same_bits_with_more_threads() -> None:
             found.append([given.grad, lt.script(counted)(index(7, 4000) * 0 + 3, w)])
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True)
+    )
 
 
 def test_terms_of_a_gradient_are_not_stored() -> None:
