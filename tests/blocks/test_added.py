@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import profiler
 
 import lowtide as lt
-from lowtide import config
 from lowtide.codegen.triton.kernels import BlockKernels
 
 pytestmark = pytest.mark.filterwarnings("error:.*is refused")
