@@ -6,7 +6,7 @@ In: a function or an nn.Module. Out: what `torch.compile` returns for it.
     def step(x, y): ...                           torch.compile(step, backend="lowtide")
     torch.compile(model, backend="lowtide")       the same, by name, once the package is installed
 
-Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Always holds: PyTorch runs the
+Each captured graph becomes a `CompiledGraph`, run by a `Driver`. Invariant: PyTorch runs the
 captured graph as it is if the driver cannot (modes, another device), or if the graph does not
 become a Function; one warning says so.
 """

@@ -4,7 +4,7 @@ In: an nn.Module. Out: a tree of `Shell`s that holds the same tensors.
 
     shell_of(model)      model.fc.weight is shell.fc.weight; shell.fc cannot be called
 
-Always holds: a submodule that is reached by two paths is one shell; assigning to a shell (as
+Invariant: a submodule that is reached by two paths is one shell; assigning to a shell (as
 `.to()` does with buffers) does not change the module that it was made of.
 """
 

@@ -6,7 +6,7 @@ In: nothing. Out: a `Patch`; `undo()` or the end of a `with` block restores torc
         import package              # its @torch.jit.script is lt.script
     LOWTIDE_PATCH_TORCH_JIT=1       the same for a whole process, at `import lowtide`
 
-Always holds: PyTorch's own modules, and Lowtide's, still see PyTorch's torch.jit, so that their
+Invariant: PyTorch's own modules, and Lowtide's, still see PyTorch's torch.jit, so that their
 decorators and isinstance tests work. Names that Lowtide does not have, such as `_overload`, stay
 PyTorch's.
 """

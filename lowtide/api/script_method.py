@@ -6,7 +6,7 @@ Out: a `ScriptMethod`, called like the method.
     c.forward(x)      reads x's type, then the captured values and guards, then runs the driver
     c.fc.bias = None  the next call compiles a second variant, since a guard differs
 
-Always holds: a `Variant` runs only for the submodules, the types of captured values and the guards'
+Invariant: a `Variant` runs only for the submodules, the types of captured values and the guards'
 values that it was compiled for.
 """
 

@@ -7,7 +7,7 @@ saved like the root; both share parameters, buffers, hooks and every attribute.
     c(x); c.encode(x); c.layer1(x)               @lt.script_method
     c.load_state_dict(state); c.eval()           def forward(self, x): ...
 
-Always holds: a compiled module's submodules are compiled modules around the root's submodules, one
+Invariant: a compiled module's submodules are compiled modules around the root's submodules, one
 for each, however often it is shared. In the class style the module is its own root.
 """
 

@@ -8,7 +8,7 @@ In: a function or an nn.Module, and example inputs. Out: a `TracedFunction` or a
     m = lt.trace(model.eval(), torch.rand(1, 3, 32, 32))
     m.state_dict(), m.parameters()            those of the model, shared with it
 
-Always holds: a Python branch on a tensor is fixed, with a `TracerWarning` at its line.
+Invariant: a Python branch on a tensor is fixed, with a `TracerWarning` at its line.
 """
 
 from __future__ import annotations

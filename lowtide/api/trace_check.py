@@ -6,7 +6,7 @@ In: the function, its recording, and the inputs to check with. Out: nothing, or 
                                                another program?   the first line that differs
     it runs again with each size varied        another program?   the size that became a constant
 
-Always holds: afterwards the inputs, the module's buffers and PyTorch's random state are what they
+Invariant: afterwards the inputs, the module's buffers and PyTorch's random state are what they
 were before. The program is checked op by op in PyTorch, before any kernel is compiled.
 """
 

@@ -6,7 +6,7 @@ at each call. Out: the callable.
     TracedFunction(function, form, root)(x, y)
     TracedModule(root, {"forward": function})(x)        a ScriptModule around the root
 
-Always holds: if the driver cannot run the program (a mode of PyTorch's, another device), PyTorch
+Invariant: if the driver cannot run the program (a mode of PyTorch's, another device), PyTorch
 runs the recorded ops one by one, since there is no Python function to call.
 """
 

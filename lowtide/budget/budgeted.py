@@ -3,7 +3,7 @@
 In: a Function, a number of bytes. Out: a callable like a Driver. The first call with some sizes,
 dtypes and wanted gradients searches for a plan; later calls look it up.
 
-Always holds: if no plan fits, BudgetError is raised before anything is run or allocated.
+Invariant: if no plan fits, BudgetError is raised before anything is run or allocated.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ oneDNN copies contiguous images into blocks and back. That takes 1.2 to 1.6 time
 single images, and doubles the bytes. A chunk may begin or end with a conversion, so that no whole
 tensor is converted.
 
-Always holds: on the meta device, every number, shape and dtype is as before, and so is sharing of
+Invariant: on the meta device, every number, shape and dtype is as before, and so is sharing of
 memory with operands. An op for which that fails, or that draws random numbers, gets its operands in
 their old order.
 """

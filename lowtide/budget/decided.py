@@ -17,7 +17,7 @@ recomputed.
         x = x + gelu(x @ a) @ b       →     y2 = y1 + gelu(y1 @ a) @ b
                                             …
 
-Always holds: a condition, or a number of steps, is decided only if it follows from the key of the
+Invariant: a condition, or a number of steps, is decided only if it follows from the key of the
 plan: sizes, which arguments are None, and the numbers, bools and strings among them. Gradients,
 devices, and the identity of tensors are decided at run time.
 """

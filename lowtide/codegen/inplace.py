@@ -10,7 +10,7 @@ In:  the planned kernels of a program, in order, and how its tensors lie. Out: f
     y[i, j] = x[i, j] * s; z[j] = sum[i](x)     not, where z is of a later nest or kernel
     y[i, j] = s * 2; z[i, j] = x[i, j] + 1      not: one nest may write y first, and then read x
 
-Always holds: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
+Invariant: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
 that is measured against another way, and one that reads it before or after all tiles are not.
 """
 

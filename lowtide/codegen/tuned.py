@@ -6,7 +6,7 @@ In:  a Program, as for `executable.compile_program`. Out: something that is call
 
     exp(-d) @ b, 5000 x 5000 x 64      usual 31 ms   few rows 33   long sweeps 27   → long sweeps
 
-Always holds: until it is measured, the predicted peak is that of the tiling that needs most; one
+Invariant: until it is measured, the predicted peak is that of the tiling that needs most; one
 that needs much more than the cost model's is not tried. One that is faster by a few percent only
 is not taken.
 """

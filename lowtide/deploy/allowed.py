@@ -2,7 +2,7 @@
 
 In: nothing. Out: tables, and checks that need no class table: sizes, templates.
 
-Always holds: an op that is not listed here, nor has a rule in `check`, is refused.
+Invariant: an op that is not listed here, nor has a rule in `check`, is refused.
 """
 
 from __future__ import annotations

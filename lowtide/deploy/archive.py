@@ -3,7 +3,7 @@
 In: a path or a binary file object. Out: `write` writes the file, whole or not at all;
 `open_archive` returns an `Archive`, whose entries are checked before any of them is read.
 
-Always holds: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
+Invariant: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
 bytes. Tensors are stored, text is deflated. A path is written beside itself, then renamed.
 """
 

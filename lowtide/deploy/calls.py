@@ -4,7 +4,7 @@ In: compiled methods. Out: for each module, names of methods and the types they 
 
     self.encoder.encode(x, 2)   →   of(encoder) == {"encode": [(Tensor, int)]}
 
-Always holds: what a call hands a function to is not among them, for no file can hold it.
+Invariant: what a call hands a function to is not among them, for no file can hold it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ or `Refusal` with the op and the reason.
     py.format(%x) {template="{0.__class__}"}      refused: reaches into its operand
     raise(%x) {exception="open"}                  refused: no exception of Python's
 
-Always holds: after this check, running the program calls only functions of PyTorch and Python that
+Invariant: after this check, running the program calls only functions of PyTorch and Python that
 are named in tables of Lowtide, and reads and writes only fields that the file's classes declare.
 """
 

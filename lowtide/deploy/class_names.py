@@ -2,7 +2,7 @@
 
 In: names of `ir.python_objects`, classes of attributes. Out: ids, and entries at the end.
 
-Always holds: an id is a short ASCII name, its own in the file; equal programs get equal ids.
+Invariant: an id is a short ASCII name, its own in the file; equal programs get equal ids.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In: `ClassEntry`s, or JSON that is not trusted. Out: rows, or entries; raises Lo
 
     {"id": "Color", "name": "Color", "kind": "enum", "base": "Enum", "members": [["RED", "1"]]}
 
-Always holds: names that are read are identifiers that neither Python nor PyTorch uses itself, and
+Invariant: names that are read are identifiers that neither Python nor PyTorch uses itself, and
 constants are texts of literals.
 """
 

@@ -5,7 +5,7 @@ In: programs and the types of arguments. Out: the programs that take them, the b
 
     [f(Tensor, float), f(Tensor, int)] for (Tensor, int)   →   the second, then the first
 
-Always holds: a program takes arguments of its types; an int is also taken for a float.
+Invariant: a program takes arguments of its types; an int is also taken for a float.
 """
 
 from __future__ import annotations

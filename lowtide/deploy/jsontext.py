@@ -5,7 +5,7 @@ In: bytes. Out: nodes; raises LoadError with the place and what should stand the
     parse(b'{"a": [1]}', "x").get("a").items_of(4)[0].size()     ->  1
     parse(b'{"a": "b"}', "x").get("a").size()     LoadError: x: a: expected a size, not "b"
 
-Always holds: no NaN, no name twice, no number outside 64 bits; nothing is deeper than the parser
+Invariant: no NaN, no name twice, no number outside 64 bits; nothing is deeper than the parser
 bears.
 """
 

@@ -4,7 +4,7 @@ In: a path or a binary file object. Out: a `ScriptFunction` or `ScriptModule`.
 
     m = lt.load("model.lt", map_location="cpu")
 
-Always holds: nothing that the file brings is run, imported or unpickled. Everything is read and
+Invariant: nothing that the file brings is run, imported or unpickled. Everything is read and
 checked before anything is registered or made; what fails leaves nothing behind but a LoadError.
 """
 

@@ -5,7 +5,7 @@ or a `MethodMaker`, with which a ScriptModule makes its method.
 
     loaded(x, 2)      runs the program for (Tensor, int); an error lists the programs if none fits
 
-Always holds: a program runs only for arguments of its types, and only if its guards give the values
+Invariant: a program runs only for arguments of its types, and only if its guards give the values
 that they gave when it was compiled.
 """
 

@@ -5,7 +5,7 @@ In: a root module and what programs need of it. Out: rows, children before paren
     {"class": "Linear", "training": true, "parameters": [["weight", {"tensor": 0}], …],
      "buffers": [], "children": [], "attributes": [["in_features", 4]]}
 
-Always holds: a module that is reached by several paths is one row. Attributes that no program needs
+Invariant: a module that is reached by several paths is one row. Attributes that no program needs
 are saved if they are made of plain parts, else left out.
 """
 

@@ -6,7 +6,7 @@ made for the arguments seen so far, each with the facts about its modules that i
     f(x, n: int)               for (Tensor, int); after f(x, 2.0) for (Tensor, float), too
     cache: Optional[Tensor]    one for what it is now, one for a Tensor or None
 
-Always holds: equal programs stand once. Without annotations, what was used is saved; before any
+Invariant: equal programs stand once. Without annotations, what was used is saved; before any
 use, parameters are Tensors.
 """
 

@@ -2,7 +2,7 @@
 
 In: the text of an entry in `code/`, what the file says of classes and modules. Out: a `Program`.
 
-Always holds: whatever the text is, it ends as a checked program or as a LoadError.
+Invariant: whatever the text is, it ends as a checked program or as a LoadError.
 """
 
 from __future__ import annotations

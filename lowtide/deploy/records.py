@@ -8,7 +8,7 @@ In: `ClassEntry`s. Out: a Python class for each.
     exception       derived from Python's own exception of that name
     module          an nn.Module without a forward: its programs are the file's
 
-Always holds: a field is set and read as Python does it; no class has a method that the file brings.
+Invariant: a field is set and read as Python does it; no class has a method that the file brings.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In: a Function and what to call each class. Out: a copy.
     %c: Class['shop.Color'] = enum.const {enum='shop.Color', member='RED'}     here
     %c: Class['Color'] = enum.const {enum='Color', member='RED'}               in a file
 
-Always holds: nothing else changes.
+Invariant: nothing else changes.
 """
 
 from __future__ import annotations

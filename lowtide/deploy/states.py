@@ -4,7 +4,7 @@ In: programs and the module. Out: an error that names the attributes that differ
 
     m.cache = torch.zeros(3)    "`self.cache` was None, is not None"
 
-Always holds: of several programs, what is told is about the nearest.
+Invariant: of several programs, what is told is about the nearest.
 """
 
 from __future__ import annotations

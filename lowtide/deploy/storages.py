@@ -5,7 +5,7 @@ In: tensors of any strides, views of one another or not. Out: rows of the manife
 
     a = torch.zeros(4, 4); b = a.t(); c = a[1]     one piece of 64 bytes, three rows with strides
 
-Always holds: of a storage only the span that its tensors reach is written. Reading checks every row
+Invariant: of a storage only the span that its tensors reach is written. Reading checks every row
 against its piece before a tensor is made.
 """
 

@@ -4,7 +4,7 @@ In: tensors, or the stream of an entry. Out: bytes piece by piece, or tensors.
 
     8 bytes: length of the header · JSON {name: {dtype, shape, data_offsets}} · data without gaps
 
-Always holds: sizes and offsets are checked against each other and the stream before memory is asked
+Invariant: sizes and offsets are checked against each other and the stream before memory is asked
 for; no piece is in memory twice as a whole. The safetensors library reads what is written here.
 """
 

@@ -6,7 +6,7 @@ the names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`
 
     may_call("torch.relu")  may_call("torch.ops.aten.relu.default")  not may_call("torch.load")
 
-Always holds: nothing here touches files, processes, the network, pickles, raw addresses, other
+Invariant: nothing here touches files, processes, the network, pickles, raw addresses, other
 people's memory or settings of the process. What is not listed is refused, so that a function that a
 later PyTorch brings is out until somebody has looked at it; methods that are pure by their schemas
 are in without.

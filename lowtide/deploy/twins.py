@@ -4,7 +4,7 @@ In: modules, and what is known of how they are called. Out: the entries of an ea
 
     nn.TransformerEncoder(layer, 6)   six layers: one is compiled, five are its twins
 
-Always holds: a twin has the same tree of classes and names, shares tensors and submodules in the
+Invariant: a twin has the same tree of classes and names, shares tensors and submodules in the
 same way, and gives the same answer to every guard; by the contract of `ModuleState` the program
 that was compiled for the other is then right for it.
 """

@@ -9,7 +9,7 @@ In: Python values. Out: JSON, and the values again.
     Mode.R | Mode.W         {"enum": "Mode", "flags": 3}
     a list, dict, record    {"object": 4}: row 4 of the table of objects
 
-Always holds: objects that are one object stay one; they may hold each other in a circle.
+Invariant: objects that are one object stay one; they may hold each other in a circle.
 """
 
 from __future__ import annotations

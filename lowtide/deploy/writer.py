@@ -2,7 +2,7 @@
 
 In: entries, the root module. Out: texts of IR, rows of the manifest.
 
-Always holds: a text stands once in the file, whichever methods it is the program of. What is
+Invariant: a text stands once in the file, whichever methods it is the program of. What is
 written has passed the checks that reading makes, and its text reads back to
 the same program.
 """

@@ -5,7 +5,7 @@ In: a signature, the arguments of a call that it does not take. Out: the text of
     f(nope=1)      got an unexpected keyword argument 'nope'       not: missing a required argument
     f()            missing 2 required positional arguments: 'x' and 'y'
 
-Always holds: faults are looked for in Python's order, so that the same one is reported.
+Invariant: faults are looked for in Python's order, so that the same one is reported.
 """
 
 from __future__ import annotations

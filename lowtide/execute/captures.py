@@ -9,7 +9,7 @@ In: the root module, the paths and guards of a program. Out: a `Reader`, whose f
 
 where `d0`, `d1`, … are the dicts in which the modules store parameters, buffers and submodules.
 
-Always holds: the dicts are the modules' own, not copies, so a call sees a new parameter, number or
+Invariant: the dicts are the modules' own, not copies, so a call sees a new parameter, number or
 submodule. If a name has moved to another dict, for instance from buffers to parameters, `read`
 raises KeyError, and the caller makes a new Reader.
 """

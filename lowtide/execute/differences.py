@@ -7,7 +7,7 @@ of earlier ones. Out: sentences about the nearest earlier one, in the user's nam
     {("dtype of `x`", "Tensor"): "float64", ("rank of `x`", "Tensor"): "2"}     now
     →   "dtype of `x` was float32, is float64"
 
-Always holds: facts in different contexts (the sizes of tensors of rank 2 and of rank 3) are not
+Invariant: facts in different contexts (the sizes of tensors of rank 2 and of rank 3) are not
 compared; what made the contexts differ is a fact itself.
 """
 

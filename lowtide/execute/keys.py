@@ -11,7 +11,7 @@ for such values, without dispatch on each one; None for kinds that are looked in
                                   a.is_contiguous() or a.stride(),
                                   a.requires_grad and grad_on(), int, b,)
 
-Always holds: the key equals that of `exact_key`, which decides wherever a tensor is special.
+Invariant: the key equals that of `exact_key`, which decides wherever a tensor is special.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ and names. The only module that reads torch's private schema tables; tested per 
 
     results_of("Tensor.sort", (TENSOR,), {})  →  Results((TENSOR, TENSOR), ("values", "indices"))
 
-Always holds: where neither PyTorch nor a table here says anything, the answer is one value of any
+Invariant: where neither PyTorch nor a table here says anything, the answer is one value of any
 type.
 """
 

@@ -9,7 +9,7 @@ module.
     %z = mutate(%y) {"Tensor.relu_"}   seen by %v, if that is read later
     %c = torch.clone(%y)               fresh
 
-Always holds: the results of an unknown op may share memory with all of its operands, and the op may
+Invariant: the results of an unknown op may share memory with all of its operands, and the op may
 store its operands anywhere. `mutate` of an in-place activation returns its operand.
 """
 

@@ -8,7 +8,7 @@ Python constants are computed at once, so that `if mask is None` is decided whil
     m = b.py("py.mul", n, n)          # no op: a const 4
     with b.inside(body): ...          # further ops go to the end of `body`
 
-Always holds: what `constant` says is what the program would compute. What a list holds is known
+Invariant: what `constant` says is what the program would compute. What a list holds is known
 only while nothing can have changed it: `changed` are the values that something has. A loop's body
 that changed what it had relied on is compiled again: see `mark`.
 """

@@ -11,7 +11,7 @@ In: built by the front ends, or parsed from text. Out: read by every pass.
           yield(%true, %u)
       return(%r)
 
-Always holds (see `verify`): a value is made once, by an op's result or as an argument of a block;
+Invariant (see `verify`): a value is made once, by an op's result or as an argument of a block;
 it is used only where that op comes earlier in the same or an enclosing block; a function's block
 ends in `return`, any other in `yield`. A value's name is a hint: identity is what counts, and the
 printer makes names unique.

@@ -8,7 +8,7 @@ here.
     run_op(op, env)                   reads operands from env, writes results into it
     run_block(block, env) -> list     the operands of the terminator
 
-Always holds: an exception raised by an op keeps its type; its attribute `LOC` says where in the
+Invariant: an exception raised by an op keeps its type; its attribute `LOC` says where in the
 user's file the op stands.
 """
 

@@ -5,7 +5,7 @@ of these. Out: Python text that reads back to the same constant.
 
     print_literal((1, torch.float32, float("inf")))  ==  "(1, torch.float32, inf)"
 
-Always holds: reading looks up names in a table, evaluates nothing and ends at any text, however
+Invariant: reading looks up names in a table, evaluates nothing and ends at any text, however
 deep or long.
 """
 

@@ -6,7 +6,7 @@ In: a PyTorch function's name and the fields of its result. Out: the name of the
     x.max(0)              torch.return_types.max(values=…, indices=…)
     torch.linalg.qr(a)    torch.return_types.linalg_qr(Q=…, R=…)
 
-Always holds: the classes are known to `ir.python_objects` by their own names.
+Invariant: the classes are known to `ir.python_objects` by their own names.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ of `interpret` and `verify`.
     %y: Tensor = py.call(%m, %x) {target="net.Net.plot", kwnames=()}       `python_objects.find`
     %y: Tensor = call_module(%m, %x) {method="__call__", kwnames=(), why="…"}
 
-Always holds: all of them may have effects, so they stay in program order and are never shared.
+Invariant: all of them may have effects, so they stay in program order and are never shared.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: the text, which is data: nothing in it is evaluated or imported. Out: a Function; raises
 ParseError, which names the line.
 
-Always holds: `parse_function(print_function(f)) == f`. Places come back with file and line only.
+Invariant: `parse_function(print_function(f)) == f`. Places come back with file and line only.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In: an op. Out: a function of the environment. The driver runs the ops of a loop
     step = prepared(op)
     step(env)               reads operands from env, writes results into it
 
-Always holds: the function does what `run_op` does, and raises what it raises.
+Invariant: the function does what `run_op` does, and raises what it raises.
 """
 
 from __future__ import annotations

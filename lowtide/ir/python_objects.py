@@ -5,7 +5,7 @@ In: an object. Out: a name that is unique in this process; `find` gives the obje
     name_of(Point)           ==  "shapes.Point"
     find("shapes.Point")     is  Point
 
-Always holds: two objects never share a name, also if they were defined at the same place.
+Invariant: two objects never share a name, also if they were defined at the same place.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ In: a Function. Out: text with Python's control flow, constants in place, and to
     %y: Tensor = torch.add(%x, %n, %1)      →      y = torch.add(x, n, 1)
     return(%y)                                     return y
 
-Always holds: every op that does something has its line. The text is for reading; only printed IR
+Invariant: every op that does something has its line. The text is for reading; only printed IR
 reads back to the same program.
 """
 

@@ -5,7 +5,7 @@ In: text as it stands in printed IR and in error messages. Out: records, compare
     parse_type("(Tensor, List[int])")  ==  TupleType((TENSOR, ListType(INT)))
     str(OptionalType(TENSOR))          ==  "Optional[Tensor]"
 
-Always holds: `parse_type(str(t)) == t`. A tensor's dtype and shape are no part of its type. The
+Invariant: `parse_type(str(t)) == t`. A tensor's dtype and shape are no part of its type. The
 names are TorchScript's.
 """
 

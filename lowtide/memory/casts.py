@@ -7,7 +7,7 @@ cast as by PyTorch's autocast kernels, while autocast is on for that device.
     with casts.on(), torch.autocast("cpu"):
         F.linear(x, w)             # x, w: float32, on meta   ──►  linear(x as bf16, w as bf16)
 
-Always holds: as in PyTorch, the cast of a leaf that requires grad is cached until autocast ends,
+Invariant: as in PyTorch, the cast of a leaf that requires grad is cached until autocast ends,
 unless `cache_enabled=False`. The context is off in functions that Dynamo compiles, since its guards
 see such keys and it would recompile.
 

@@ -7,7 +7,7 @@ depends on the forms of the operands only.
     addmm(b, x, y)     one call for these shapes, strides and dtypes; then `torch.empty_strided`
     x.sigmoid_()       one call; then `x`
 
-Always holds: only PyTorch's own ops are cached, since others may read state of their owner. They
+Invariant: only PyTorch's own ops are cached, since others may read state of their owner. They
 write nothing and return new tensors or their first argument, or write that element by element,
 which preserves its form. Tensors that are not plain strided ones are not cached, nor 0-dim tensors:
 one may be a wrapped Python number, which does not promote the dtype of others.

@@ -8,7 +8,7 @@ op, whether Python or PyTorch itself calls it, and for any tensors.
     with key.on():
         x @ y                       ──►  mm(x as f16, y as f16)
 
-Always holds: within such a function the key is off, so that it calls PyTorch's kernels.
+Invariant: within such a function the key is off, so that it calls PyTorch's kernels.
 
 It uses an autocast dispatch key of a device for which PyTorch has nothing else. These keys come
 before autograd's; the first unused one of those named here is taken.

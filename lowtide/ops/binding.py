@@ -5,7 +5,7 @@ record that takes them all, with one slot for each of its parameters.
 
     x.sum(-1)  →  sum.dim:  self=%x · dim=Gather(%-1) · keepdim=Default(False) · dtype=…
 
-Always holds: as many slots as parameters. A lone int for a list of ints, and the loose elements of
+Invariant: as many slots as parameters. A lone int for a list of ints, and the loose elements of
 a variadic parameter, become a Gather: a tuple.
 """
 

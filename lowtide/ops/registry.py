@@ -8,7 +8,7 @@ lowering to tensor expressions (`lower`). PyTorch runs an op without `lower`.
     record.params        →  self: Tensor · dim: int · keepdim: bool = False
     record.eager(x, 1, False)                                  operands in order, one for each param
 
-Always holds: every name in a signature is unique; `params` has one entry for each canonical
+Invariant: every name in a signature is unique; `params` has one entry for each canonical
 operand, and both `eager` and `lower` (after its builder) take exactly these, positionally. The one
 exception is "getitem", whose `spec` gives its operands (see `ops.indexing`).
 Records by op follow mypyc's `primitives/`; the signatures follow ATen's native_functions.

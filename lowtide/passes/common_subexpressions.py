@@ -1,6 +1,6 @@
 """Common subexpression elimination: an op that repeats an earlier one is replaced by its result.
 
-In, out: a Function. Always holds: only ops without effects are shared, so that two dropouts draw
+In, out: a Function. Invariant: only ops without effects are shared, so that two dropouts draw
 two masks (see `opdefs.is_shareable`). Results of torch ops are shared only if nothing in the
 function writes into a tensor; sizes then count as fixed. Tensors that leave the function are not
 merged, since the caller may write into one of two.

@@ -1,6 +1,6 @@
 """Folds Python operators on constants, and removes branches and loops that constants decide.
 
-In, out: a Function. Always holds: an operator that would raise stays, and raises at run time.
+In, out: a Function. Invariant: an operator that would raise stays, and raises at run time.
 
     %2: int = const {value=2}
     %n: int = py.mul(%2, %2)        →   %n: int = const {value=4}

@@ -1,6 +1,6 @@
 """A `while` loop over an induction variable becomes a loop with a known number of steps.
 
-In, out: a Function. Always holds: the number of steps is the same; the bound is loop invariant.
+In, out: a Function. Invariant: the number of steps is the same; the bound is loop invariant.
 
     %go: bool = py.lt(%a, %n)                      %x = loop(%range_len, %true, …)
     %x = loop(%endless, %go, %a, …)          →       block(%i, %k, …):

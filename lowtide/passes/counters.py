@@ -1,6 +1,6 @@
 """Induction variables: an int to which each step adds the same is computed from the step's number.
 
-In, out: a Function. Always holds: the variable has the same value in each step.
+In, out: a Function. Invariant: the variable has the same value in each step.
 
     %x, %k = loop(%n, %true, %x0, %a):             %x = loop(%n, %true, %x0):
       block(%i, %y, %k1):                            block(%i, %y):

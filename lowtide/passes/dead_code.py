@@ -1,6 +1,6 @@
 """Dead code elimination: removes unused ops, and unused results of `if` and `loop`.
 
-In, out: a Function. Always holds: ops that raise, print, write or draw random numbers stay. An op
+In, out: a Function. Invariant: ops that raise, print, write or draw random numbers stay. An op
 that may raise also stays if the user's program never reads its result (`use`).
 
     %a: Tensor = torch.exp(%x)

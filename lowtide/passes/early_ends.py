@@ -1,6 +1,6 @@
 """A loop whose steps do nothing once a flag is set ends when the flag is set.
 
-In, out: a Function. Always holds: the same steps run in the same order, without the idle ones.
+In, out: a Function. Invariant: the same steps run in the same order, without the idle ones.
 
     %h, %done = loop(%n, %true, %h0, %false):     %h, %done = loop(%n, %true, %h0, %false):
       block(%t, %h1, %done1):                       block(%t, %h1, %done1):

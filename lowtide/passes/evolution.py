@@ -8,7 +8,7 @@ value. Out: an `Evolution`, which is `base + step * index + offset`.
     %3 = py.add(%n, %2)       Evolution(base=%n, step=2, offset=-3)
     %4 = py.mod(%i, 2)        Evolution(base=%4, step=0, offset=0)      not known
 
-Always holds: an unknown value is its own base, and may change from step to step.
+Invariant: an unknown value is its own base, and may change from step to step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Peels the first step of a loop where it takes another branch than all later steps.
 
-In, out: a Function. Always holds: the same steps run in the same order.
+In, out: a Function. Invariant: the same steps run in the same order.
 
     %h = loop(%n, %true, %none):            %h = if(%n > 0):
       block(%t, %h1):                         block():

@@ -1,6 +1,6 @@
 """A list that each step copies and extends becomes one list that each step appends to.
 
-In, out: a Function. Always holds: nothing else refers to the list that the loop starts with, and
+In, out: a Function. Invariant: nothing else refers to the list that the loop starts with, and
 nothing in the loop reads a list of an earlier step.
 
     outs = [h] + outs            →      fresh.append(h)               outs = fresh[::-1]

@@ -1,6 +1,6 @@
 """Inlines a `with torch.no_grad():` block: its ops then read detached tensors.
 
-In, out: a Function. Always holds: the results are equal and carry no gradients. A block that writes
+In, out: a Function. Invariant: the results are equal and carry no gradients. A block that writes
 to outer values, or has ops that PyTorch runs, stays.
 
     %m = call_torch() {target="torch.no_grad"}

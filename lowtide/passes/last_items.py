@@ -1,6 +1,6 @@
 """A loop that appends to a list and reads `xs[-1]` carries the last item as a variable.
 
-In, out: a Function. Always holds: the items that are read are the same objects. The function makes
+In, out: a Function. Invariant: the items that are read are the same objects. The function makes
 the list, nothing else refers to it, and each step adds exactly one item.
 
     hs = [h0]                                   hs = [h0]

@@ -1,6 +1,6 @@
 """Peels the last step of a loop where it takes another branch than all earlier steps.
 
-In, out: a Function. Always holds: the same steps run in the same order.
+In, out: a Function. Invariant: the same steps run in the same order.
 
     %h = loop(%n, %true, %h0):               %h = if(%n > 0):
       block(%t, %h1):                          block():

@@ -1,6 +1,6 @@
 """Copies a size computation to directly before a loop, if another loop lies in between.
 
-In, out: a Function. Always holds: no op changes the size of a tensor; otherwise nothing is done.
+In, out: a Function. Invariant: no op changes the size of a tensor; otherwise nothing is done.
 
     %n: int = torch.size.dim(%x, %0)                %n: int = torch.size.dim(%x, %0)
     %a = loop(%n, …)                                %a = loop(%n, …)

@@ -1,6 +1,6 @@
 """Replaces an in-place activation by the plain op, where no alias sees the write.
 
-In, out: a Function. Always holds: the tensor that is written was just made, in memory of its own,
+In, out: a Function. Invariant: the tensor that is written was just made, in memory of its own,
 and has no alias (`ir/aliases.is_seen`); any other write stays a `mutate`. Only activations, which
 preserve dtype and shape, are rewritten: other ops may promote.
 

@@ -5,7 +5,7 @@ of iterations, its operands (`unrolled`), the lists that it fills, its results t
 
     a b c  a b c  a b c  a b c  d      one plan: from place 0, period 3, 4 iterations
 
-Always holds: plans do not overlap, and no list is filled by two. Outside of the run, only lists
+Invariant: plans do not overlap, and no list is filled by two. Outside of the run, only lists
 read a result of an iteration other than the last one and those that the last one carries.
 """
 

@@ -1,6 +1,6 @@
 """Rerolls: makes a loop of ops that an unrolled Python loop left.
 
-In, out: a Function. Always holds: the same ops run in the same order on the same values, except for
+In, out: a Function. Invariant: the same ops run in the same order on the same values, except for
 constants and views of tensors that nothing writes.
 
     %a = torch.getitem(%x, %0)                 %outs = list.make()

@@ -1,6 +1,6 @@
 """Reads a row from the tensor instead of from a list of its rows.
 
-In, out: a Function. Always holds: a list that is returned, changed, unpacked or passed on stays.
+In, out: a Function. Invariant: a list that is returned, changed, unpacked or passed on stays.
 
     %xs: List[Tensor] = torch.unbind(%x, %0)       %n: int = torch.size.dim(%x, %0)
     %n: int = py.len(%xs)                      →

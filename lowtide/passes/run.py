@@ -5,7 +5,7 @@ the Function that they are given.
 
     run(fn, [fold_constants, eliminate_common_subexpressions, eliminate_dead_code])
 
-Always holds: each new Function is verified; a VerifyError names the pass.
+Invariant: each new Function is verified; a VerifyError names the pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simplifies bools: `if c: True else: False` is c, `not (a >= b)` is `a < b`, and a flag that ends
 a loop once it is set is False in every step.
 
-In, out: a Function. Always holds: each bool has the same value. A loop that is left by `break`, or
+In, out: a Function. Invariant: each bool has the same value. A loop that is left by `break`, or
 that runs until `done`, then has the condition of a `while`.
 
     %done.1 = loop(%endless, %true, %false):          loop(%endless, %true):

@@ -1,6 +1,6 @@
 """A tuple that a loop carries becomes its items.
 
-In, out: a Function. Always holds: a new tuple equals the old one. A tuple from outside, which may
+In, out: a Function. Invariant: a new tuple equals the old one. A tuple from outside, which may
 be a namedtuple, is returned as it is if the loop never runs.
 
     %s: (Tensor, Tensor) = loop(%n, %true, %s0)         %h0, %c0 = the items of %s0

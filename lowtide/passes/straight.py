@@ -7,7 +7,7 @@ In: a block. Out: `Straight`: the ordered ops, a label for what each does, the o
     %b = torch.add(%h, %a, %1)             place 0, reads %h, %a, %1
     %c = call_torch(%b)                    place 1
 
-Always holds: a floating op gives the same result wherever its operands exist; ops with equal labels
+Invariant: a floating op gives the same result wherever its operands exist; ops with equal labels
 compute the same function of their operands.
 """
 

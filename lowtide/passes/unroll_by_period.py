@@ -1,6 +1,6 @@
 """Unrolls a loop by the period of its branches: with `if t % 2 == 0`, two steps become one.
 
-In, out: a Function. Always holds: the same steps run in the same order.
+In, out: a Function. Invariant: the same steps run in the same order.
 
     %h = loop(%n, %true, %h0):              %h1 = loop(%n // 2, %true, %h0):
       block(%t, %h1):                         block(%u, %h2):

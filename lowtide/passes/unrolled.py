@@ -8,7 +8,7 @@ first iteration, and the number of iterations for which it is right.
     %c = torch.getitem(%x, %1)        →    %a, %c, … are Local(0, 0)
     %d = torch.add(%b, %c, %one)
 
-Always holds: in each of its iterations, a source gives the operand's value. Floating ops (see
+Invariant: in each of its iterations, a source gives the operand's value. Floating ops (see
 `straight`) are not in the run, but are part of the sources.
 """
 

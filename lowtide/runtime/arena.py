@@ -13,7 +13,7 @@ Work memory, which a kernel needs while it runs, has blocks of its own. Any bloc
 enough serves, and a larger one replaces a free one, so that all kernels together hold what one of
 them needs.
 
-Always holds: a tensor's block has at most a quarter more bytes than requested. Free blocks never
+Invariant: a tensor's block has at most a quarter more bytes than requested. Free blocks never
 hold more than `Config.arena_cap_bytes`; those freed longest ago are unmapped first. A tensor may
 outlive the pool.
 One difference from torch.empty: the storage of a large tensor cannot grow, like that of a tensor

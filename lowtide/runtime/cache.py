@@ -3,7 +3,7 @@
 In: C source and a name. Out: the loaded library. An entry is found by its content:
     key = sha256(source, compiler, flags, CPU)      kernels/<name>-<key>.so
     file = the library, sha256(key, library), 8 bytes of magic
-Always holds: a library is loaded only after its hash was checked, since a truncated one would kill
+Invariant: a library is loaded only after its hash was checked, since a truncated one would kill
 the process. An entry appears whole or not at all (written to another file, then renamed), so that
 processes need no lock. A lock per entry only avoids compiling twice; it ends with its process, and
 waiting for it has a limit. A folder that is full, read-only or unsafe costs one warning and a

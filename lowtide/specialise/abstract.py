@@ -8,7 +8,7 @@
     OPAQUE    a number known at the call, and unknown now
     others    a constant: None, bool, int, float, str, dtype, device, ...
 
-Always holds: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
+Invariant: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
 live-ins or an `Origin`, by which the host makes it at run time. A tensor without either is made by
 a kernel.
 """
@@ -51,7 +51,7 @@ class Place:
 @dataclass(frozen=True, slots=True, eq=False)
 class Origin:
     """One call of a Python function on operands: how a number or a view is made at run time.
-    Always holds: the operands are as they are at the call, whatever becomes of lists and dicts."""
+    Invariant: the operands are as they are at the call, whatever becomes of lists and dicts."""
 
     fn: Callable[..., Any]
     operands: tuple[Abs, ...]

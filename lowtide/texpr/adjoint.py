@@ -10,7 +10,7 @@ that are left to sum over.
     x[i + L//3]      L = 3*p + q, y = i + p      i = y - p  if 0 <= y - p < I,  sum over p, q
     x[j, [n]]        y1 = value of n             no axis; a condition on what is read
 
-Always holds: an axis is replaced by an index within its extent. Where the conditions do not hold,
+Invariant: an axis is replaced by an index within its extent. Where the conditions do not hold,
 the index is clamped, and the value that is read there is dropped.
 """
 

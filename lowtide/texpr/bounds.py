@@ -1,7 +1,7 @@
 """Bounds of indices: max and min as indices, the range of an index, conditions for `index >= 0`.
 
 In:  indices over axes and sizes. Out: indices, with `clamp(z, m + 1)` for max(0, z) <= m.
-Always holds: `is_positive_part` tells such a clamp from one whose upper end matters.
+Invariant: `is_positive_part` tells such a clamp from one whose upper end matters.
 
     max(a, b)  ->  b + clamp(a - b, m + 1)             min(a, b)  ->  a - clamp(a - b, m + 1)
     i + 1 - clamp(i - 3, n - 3)  over i in [0, n)      is n at most, and 4 at most

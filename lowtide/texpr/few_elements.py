@@ -9,7 +9,7 @@ Out: definitions with fewer reads of a reduction at computed indices, for which 
     own[i] = s[i, i]                           s is read as a whole, too: elements are selected
     r[i] = sum[j](s[i, j] > own[i])       ->   own[i] = sum[j](s[i, j] if j == i else 0)
 
-Always holds: an element has one value. A float sum in another order differs in its last bits, and a
+Invariant: an element has one value. A float sum in another order differs in its last bits, and a
 program may compare the two. So an element of a float sum gets a definition of its own only if no
 other definition computes that element; otherwise it is selected out of the sum, or loaded.
 """

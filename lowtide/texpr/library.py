@@ -7,7 +7,7 @@ is stored, so that it is computed in the kernels of its neighbours.
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
 
-Always holds: neither a result nor an operand is a value of pairs, larger than all inputs and
+Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and
 outputs together (a hidden layer: twice as large). The terms are the same; the library chooses the
 order of the sum.
 """

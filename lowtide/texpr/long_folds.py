@@ -1,7 +1,7 @@
 """Splits long reductions with few results into two steps, for machines that need many tasks.
 
 In:  a normalised `Program`. Out: the same, where each such reduction first reduces parts.
-Always holds: an argmin or argmax is the first of equals; parts in half precision are stored in
+Invariant: an argmin or argmax is the first of equals; parts in half precision are stored in
 single; of sums only the order of addition changes.
 
     r = sum[i, j](f(d[i, j]))      p[i] = sum[j](f(d[i, j]))            an axis after the other, or

@@ -3,7 +3,7 @@
 In: the text, which is data: nothing in it is evaluated or imported. Out: a Program; raises
 ParseError, which shows the line with a caret.
 
-Always holds: `print_program(parse_program(text)) == text` for a printed text. Axes, and sizes that
+Invariant: `print_program(parse_program(text)) == text` for a printed text. Axes, and sizes that
 were not given, are new objects. Locations come back with file and line only.
 """
 

@@ -9,7 +9,7 @@ A number without a dtype is f32 if it has a point, else i64 or bool; `$n` is an 
 are written: `0.5:f64`. A subexpression that is long and used twice, or nested deeply, has a line of
 its own under its definition: `%1[k:3] = exp(x[i, k])`, with the axes that are not the definition's.
 
-Always holds: the text is complete, and equal for Programs that differ only in the identity of axes.
+Invariant: the text is complete, and equal for Programs that differ only in the identity of axes.
 Axes with one name in one definition are numbered: `i`, `i.1`.
 """
 

@@ -6,7 +6,7 @@ In:  the definitions of a Program, likely sizes. Out: `OffAxes`, a rewrite that 
     z[i] = y[i + 1] - y[i]       ->   cheap, so z[i] = tanh(x[i + 1]) - tanh(x[i]). If y and what is
                                       inlined into it were costly, y would be stored
 
-Always holds: a value that is larger than inputs and outputs together is not stored for this; a
+Invariant: a value that is larger than inputs and outputs together is not stored for this; a
 value that only moves others (a padding, a shift) is always inlined.
 """
 

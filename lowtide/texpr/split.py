@@ -6,7 +6,7 @@ In, out: definitions in normal form. The elements of a split axis lie in memory 
     ->
     t[o, i:H, j:W] = sum[p:3, q:3](w[o, 3*p + q] * x[i + p, j + q])
 
-Always holds: a load at plain axes stays at plain axes; otherwise the axis is split into fewer
+Invariant: a load at plain axes stays at plain axes; otherwise the axis is split into fewer
 parts, or not. A load at 9*c + 3*p + q is at plain axes if its axis is split into these three.
 """
 

@@ -1,6 +1,6 @@
 """Splits a sum over several products into one sum per product, for tensor cores.
 
-In, out: a normalised `Program`. Always holds: each new sum is one product of factors that depend on
+In, out: a normalised `Program`. Invariant: each new sum is one product of factors that depend on
 the result's rows, and factors that depend on its columns.
 
     dh[i, j] = sum[k](a[i, k] * u[j, k]          p0[i, j] = sum[k](a[i, k] * u[j, k])

@@ -7,7 +7,7 @@ Out: a `BlockArrangement`, which `plan` turns into nests as it does for the CPU.
     r[i]      = min[j]((x[i] - y[j])**2)    grid i by 64; j swept by 64
     y[n, c]   = x[n, c] * w[c]              grid n by 8, c by 256
 
-Always holds: tiles are powers of two; every axis is in the grid, swept, or held in full because an
+Invariant: tiles are powers of two; every axis is in the grid, swept, or held in full because an
 accumulator keeps it; no program reads what another one makes. An axis of tile 1 is a plain number.
 """
 

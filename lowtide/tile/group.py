@@ -2,7 +2,7 @@
 
 In:  a normalised `Program`.
 Out: groups in an order in which they can run; each group becomes one kernel.
-Always holds: the axes of a group's definitions are unified, so a value of the group is loaded at
+Invariant: the axes of a group's definitions are unified, so a value of the group is loaded at
 its own axes. In one tile of the group's `common` axes, each definition needs only those parts of
 the others that lie in the same tile.
 

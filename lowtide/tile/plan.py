@@ -2,7 +2,7 @@
 
 In:  an `Arrangement` of a group. Out: a `Kernel` whose nests have no schedule yet (`schedule` adds
      it).
-Always holds: a reduction is complete before it is read, unless the reader is rescaled online.
+Invariant: a reduction is complete before it is read, unless the reader is rescaled online.
 
     m[i] = max[j](s[i,j])            grid i by 64
     l[i] = sum[j](exp(s - m))   ->     for j by 256:  s tile · m, rescale l and o · l · o += p v

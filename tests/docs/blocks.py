@@ -6,7 +6,7 @@ In: a page. Out: its blocks, or an AssertionError at the page's own line.
     print(1 + 1)       2
     ```                ```
 
-Always holds: a `text` block right behind a `python` block is what that one prints; `…` in it stands
+Invariant: a `text` block right behind a `python` block is what that one prints; `…` in it stands
 for anything. A block's lines have the numbers that they have on the page, and their source can be
 read by `inspect`.
 """

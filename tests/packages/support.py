@@ -12,7 +12,7 @@ its checks, by name, from a process of their own for every mode:
         layer = torch.jit.script(Rearrange("b c -> c b"))
         check("Rearrange", lambda: layer(torch.rand(2, 3)))
 
-Always holds: a case seeds every random choice, so that the modes have the same weights and inputs.
+Invariant: a case seeds every random choice, so that the modes have the same weights and inputs.
 """
 
 from __future__ import annotations

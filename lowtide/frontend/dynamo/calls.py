@@ -8,7 +8,7 @@ In: a call node, its arguments as values. Out: the value of the node; for severa
     s77 * 2, math.sqrt(s77)  →  py.mul, math.sqrt
     mylib.op(x), cond(…)     →  py.call of the Python object
 
-Always holds: the op computes what `gm.forward` would; whatever may change a tensor is a `mutate` or
+Invariant: the op computes what `gm.forward` would; whatever may change a tensor is a `mutate` or
 a `py.call`, which end a region.
 """
 

@@ -8,7 +8,7 @@ In: the `fx.GraphModule` of `torch.compile`. Out: a `GraphProgram`.
     z = torch.relu(y @ w)                 %z: Tensor = torch.relu(%5)
     return (z,)                           return(%7)
 
-Always holds: a size that some tensor argument has is read from that tensor, so that the signature
+Invariant: a size that some tensor argument has is read from that tensor, so that the signature
 of a region has one symbol for it. Arguments that no op uses are left out. Objects that IR has no
 constant for (submodules, tensors of the graph, generators) are captured parameters.
 """

@@ -5,7 +5,7 @@ In: `language.md` beside this file, prose with `{{name}}` where a table belongs.
     python -m lowtide.frontend.reference            prints it
     python -m lowtide.frontend.reference --write    writes docs/language.md
 
-Always holds: every list of names on the page comes from the table that compiles these names. A new
+Invariant: every list of names on the page comes from the table that compiles these names. A new
 row that the page has no words for is an error here, not a gap there.
 """
 

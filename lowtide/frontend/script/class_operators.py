@@ -5,7 +5,7 @@ In: operands of a class type. Out: the body of the method that Python would call
     a + b     →  the body of a's __add__; of b's __radd__ if a has none, or it gives NotImplemented
     -a        →  the body of __neg__
 
-Always holds: a class without such a method in source is left to Python, which knows what to do.
+Invariant: a class without such a method in source is left to Python, which knows what to do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In: values of a class type, and the Python class. Out: ops; methods are inlined.
     p.norm()            →  the method's body, with self = %p
     p.x                 →  attr.get(%p) {name='x'}
 
-Always holds: at run time an object is an instance of the user's own class, so Python can run what
+Invariant: at run time an object is an instance of the user's own class, so Python can run what
 is not compiled, such as the `__eq__` of a dataclass.
 """
 

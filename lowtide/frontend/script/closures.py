@@ -7,7 +7,7 @@ run time. Out: an op that makes the Python object. A function that is only calle
     raise Refused(lambda: f"got {n}")  →  %f: Any = py.call(%n) {target="shop.<lambda>"}
     [torch.relu, torch.tanh]           →  %f: Any = py.call() {target="…"}, …
 
-Always holds: the variables of an inner function have the values that they have where it is defined.
+Invariant: the variables of an inner function have the values that they have where it is defined.
 If the outer function assigns one again later, Python would see the new value: a CompileError.
 """
 

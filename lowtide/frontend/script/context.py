@@ -8,7 +8,7 @@ In: AST nodes. Out: ops in the builder's block, variables in the innermost frame
 The other modules of this folder (`expressions`, `statements`, …) register handlers in the tables,
 and call each other through them only.
 
-Always holds: `builder.loc` is the place of the statement or expression being compiled.
+Invariant: `builder.loc` is the place of the statement or expression being compiled.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ as a module, the result is `Members`, a compile-time sequence.
     (self.a, self.b)       →  Members(the module a, the module b)
     [("a", self.a), …]     →  Members(Members("a", the module a), …)
 
-Always holds: what is in `Members` cannot change, so a list among them is one that nothing is added
+Invariant: what is in `Members` cannot change, so a list among them is one that nothing is added
 to; what is only run over, `for f in (torch.tanh, self.a)`, is known by each whatever it is.
 """
 

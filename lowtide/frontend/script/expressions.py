@@ -6,7 +6,7 @@ In: expression AST nodes. Out: SSA values, or Python objects that calls and attr
     [a, b]          list.make(%a, %b)
     f"{n:03d}"      py.format(%n) {template="{0:03d}"}
 
-Always holds: a name is a variable of the function; otherwise it is looked up in the closure, the
+Invariant: a name is a variable of the function; otherwise it is looked up in the closure, the
 globals and the builtins, as in Python. A number, string, dtype or tuple of these that is found
 there is a constant of the program.
 """

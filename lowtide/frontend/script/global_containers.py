@@ -8,7 +8,7 @@
 In: a program that has just been built. Out: which containers from outside it may change, so that it
 is to be built again with these as the very objects (`Assumptions.live`).
 
-Always holds: what a program may change, by whatever name, is no copy. A constant is typed by all
+Invariant: what a program may change, by whatever name, is no copy. A constant is typed by all
 that it holds, and a call that finds it changed compiles anew; of the very object only its identity
 is assumed, and what it holds is found by the run.
 """

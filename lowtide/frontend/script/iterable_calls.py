@@ -6,7 +6,7 @@ loop.
     list(zip(a, b))  →  %r = list.make();  loop …: list.append(%r, (…))
     sum(xs)          →  py.sum(%xs)
 
-Always holds: iterators are lists, made where they are called.
+Invariant: iterators are lists, made where they are called.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ In: a compiled expression (range, enumerate, zip, reversed, tuple, list, tensor,
 
     enumerate(xs)  →  length py.len(%xs), element(i) = (i, list.get(%xs, i))
 
-Always holds: a tuple is unrolled, for its elements may differ in type; anything else may stay a
+Invariant: a tuple is unrolled, for its elements may differ in type; anything else may stay a
 loop.
 """
 

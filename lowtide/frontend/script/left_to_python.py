@@ -8,7 +8,7 @@ a call's arguments. Out: the op, with the type that annotations promise.
     self.later(x)    raise {exception="NotImplementedError"}           @lt.unused
     Clip.apply(x)    py.call(%x) {target="net.Clip.apply"}            an autograd.Function
 
-Always holds: attributes that such a function assigns are dynamic (see `module_state`).
+Invariant: attributes that such a function assigns are dynamic (see `module_state`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a `LocalFunction`, and a call's arguments. Out: the ops of its body, in place of the call.
 
-Always holds: it sees the variables of the function around it as they are at the call, as in Python.
+Invariant: it sees the variables of the function around it as they are at the call, as in Python.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ In: a ModuleRef and a name. Out: a captured parameter, a submodule, a method, or
     self.norm              a method: bound; a property: its getter inlined
     self.h = x             attr.set; `h` is dynamic from the start (`Restart`)
 
-Always holds: each decision made while compiling has a guard.
+Invariant: each decision made while compiling has a guard.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ In: a ModuleRef to a container. Out: its elements, an element, how many there ar
     name in self.blocks, self.blocks.keys()                   a comparison with the keys
     self.named_children(), self.parameters()                  known too, as of any module
 
-Always holds: elements of module containers are ModuleRefs, of parameter containers tensors.
+Invariant: elements of module containers are ModuleRefs, of parameter containers tensors.
 """
 
 from __future__ import annotations

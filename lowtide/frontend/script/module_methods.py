@@ -7,7 +7,7 @@ In: a module, a method of it, the types of the caller's arguments. Out: a `Metho
             return self.fc(x)                  %0: Tensor = torch.linear(%x, %weight, %bias)
                                                return(%0)
 
-Always holds: a parameter that the program does not use is not captured. Lists, dicts and tuples are
+Invariant: a parameter that the program does not use is not captured. Lists, dicts and tuples are
 captured all the same, since the types of their items may have decided a branch.
 
 A method that does not compile with bools and strings read at run time is compiled again with their

@@ -6,7 +6,7 @@ In: the results of compiling expressions. Out: records that calls, attributes an
     torch.sum    →  PythonObject(torch.sum, "torch.sum")
     range(n)     →  Range(0, n, 1)
 
-Always holds: nothing of these but `Value` ever stands in IR.
+Invariant: nothing of these but `Value` ever stands in IR.
 """
 
 from __future__ import annotations

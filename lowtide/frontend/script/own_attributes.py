@@ -6,7 +6,7 @@ every dict, list or tuple has (`keys`, `append`), which is compiled as for these
     self.cfg.scale     py.call(%cfg, %"scale") {target="builtins.getattr"}     read at each call
     CFG.scale          of a global: its value now, and an assumption that it stays
 
-Always holds: of an argument only the items are known, so its own attributes are refused.
+Invariant: of an argument only the items are known, so its own attributes are refused.
 """
 
 from __future__ import annotations

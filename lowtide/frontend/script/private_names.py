@@ -6,7 +6,7 @@ that the run knows.
     class Net:
         def f(self): return self.__w      →  self._Net__w
 
-Always holds: names that end in two underscores are as they were; so are keywords of calls, which
+Invariant: names that end in two underscores are as they were; so are keywords of calls, which
 Python leaves alone, and the name of the function itself, which is its `__name__`. A class of
 underscores only mangles nothing.
 """

@@ -6,7 +6,7 @@ call. Its captured parameters become captured parameters of the outer program.
     traced(x)      →  the recorded ops, with %x for their parameter
     loaded(x, 2)   →  the ops of the program that was saved for (Tensor, int)
 
-Always holds: the outer program has all guards of the inner one.
+Invariant: the outer program has all guards of the inner one.
 """
 
 from __future__ import annotations

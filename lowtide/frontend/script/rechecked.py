@@ -7,7 +7,7 @@ call, an op that raises if it has changed a value that the program reads later.
     if self.mode == "train":     py.call() {target="Recheck"}       of `mode`, a constant here
         x = x * self.scale                                          and `scale`, captured
 
-Always holds: attributes that such a function is seen to assign are read where the program reads
+Invariant: attributes that such a function is seen to assign are read where the program reads
 them; the op finds the others, assigned by `setattr`, or by a function that it calls.
 """
 

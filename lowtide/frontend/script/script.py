@@ -5,7 +5,7 @@ In: a function object, and the types of the caller's arguments. Out: the program
     def f(x, n: int = 3):          script_function(f, [TENSOR, INT]) →
         return x.sum(0) * n            def f(%x: Tensor, %n: int = 3) -> Tensor: ...
 
-Always holds: the same function and types give the same program. What is known from the types alone
+Invariant: the same function and types give the same program. What is known from the types alone
 (a `None`, an isinstance) is decided here; nothing is known of a tensor but that it is one.
 """
 

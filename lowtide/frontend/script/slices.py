@@ -7,7 +7,7 @@ needed.
     s.stop                    →  %n
     s = slice(n) if c else …  →  py.slice in both branches; xs[s] reads the parts of either
 
-Always holds: `Builder.makers` shows the parts of a slice that the program has made.
+Invariant: `Builder.makers` shows the parts of a slice that the program has made.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ In: statement AST nodes, and the statements after them in their list. Out: ops a
     else:                     block(): yield(%1)
         y = -x
 
-Always holds: a handler that returns True has compiled the statements after it, too.
+Invariant: a handler that returns True has compiled the statements after it, too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ object.
     xs[i] = v       →  list.set(%xs, %i, %v)
     p.x = v         →  attr.set(%p, %v) {name="x"}
 
-Always holds: changing an item of a tensor binds its variable to the op's result, so that program
+Invariant: changing an item of a tensor binds its variable to the op's result, so that program
 order is also data flow; lists, dicts and objects are references.
 """
 

@@ -8,7 +8,7 @@ In: a source name ("torch.sum", "Tensor.sum", "operator.add") and compiled argum
     x.add_(y)          →  %0: Tensor = mutate(%x, %y) {target="Tensor.add_", kwnames=()}
     F.relu(x, True)    →  %0: Tensor = mutate(%x, %true) {target="F.relu", kwnames=()}
 
-Always holds: a record's operands are all there, in canonical order, defaults as constants.
+Invariant: a record's operands are all there, in canonical order, defaults as constants.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
                                        Spike.apply(x) of an autograd.Function is recorded;
                                        torch.manual_seed(0) is not, which is told
 
-Always holds: other threads see nothing of it; PyTorch is as it was once no thread records.
+Invariant: other threads see nothing of it; PyTorch is as it was once no thread records.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ gradient is another one.
 Under `torch.no_grad()` what `forward` calls is recorded, with a warning: such a program has no
 Python in it, and can be saved.
 
-Always holds: an argument that the program has no constant for (a module, a function) is kept as the
+Invariant: an argument that the program has no constant for (a module, a function) is kept as the
 object that it is.
 """
 

@@ -7,7 +7,7 @@ In: the frame in which Python asked for a hash. Out: whether it did so to look i
     plan = _plan(shape)         @lru_cache: what it gave for 4 does not hold for the size
     if (4, 3) in table:         a lookup like any other, for which a size is its number
 
-Always holds: where the source of the call is not at hand, the answer is no.
+Invariant: where the source of the call is not at hand, the answer is no.
 """
 
 from __future__ import annotations

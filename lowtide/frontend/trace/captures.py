@@ -6,7 +6,7 @@ in order of first use; a tensor that the root does not have becomes `_constants.
     self.fc.weight in forward     →  %fc_weight: Tensor @ "fc.weight"
     a tensor from a closure       →  %c0: Tensor @ "_constants.c0"
 
-Always holds: tensors are told apart by identity, so that a shared parameter is one capture, and
+Invariant: tensors are told apart by identity, so that a shared parameter is one capture, and
 the very tensor (not a copy) is what the program reads.
 """
 

@@ -8,7 +8,7 @@ targets write it, or None where it has no public path.
     torch.functional.einsum        →  "torch.einsum"
     torch.ops.aten.add.Tensor      →  "torch.ops.aten.add.Tensor"
 
-Always holds: `interpret.callable_of` finds the same function under the name.
+Invariant: `interpret.callable_of` finds the same function under the name.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ in the recorder.
     x[i], x[i] = v                getitem, setitem            anything else      one op
 
 A call is seen at its outermost level only: what `F.multi_head_attention_forward` calls inside is
-not. Always holds: the user's exception goes through unchanged, and its call is not recorded.
+not. Invariant: the user's exception goes through unchanged, and its call is not recorded.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Out: the same program with one parameter for each argument, which it takes apart
     f(%0: Tensor, %1: Tensor)  of (x, {"a": y})   →   f(%x: Tensor, %d: Dict[str, Tensor])
                                                         %1 = dict.item(%d, "a")
 
-Always holds: a list of another length, or a dict without one of the keys, is Python's own error.
+Invariant: a list of another length, or a dict without one of the keys, is Python's own error.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Out: a `Nest`, which says how it is put together, and the leaves in order.
 
     {"a": x, "b": [y, None]}   →   Nest(dict, ("a", "b"), [leaf, Nest(list, [leaf, none])]), [x, y]
 
-Always holds: `nest.build(iter(leaves))` equals what it was made of; `nest.take` reads a dict by its
+Invariant: `nest.build(iter(leaves))` equals what it was made of; `nest.take` reads a dict by its
 keys, in the order of the nest, and raises TypeError, with the place, for anything of another form.
 """
 

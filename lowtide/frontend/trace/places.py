@@ -6,7 +6,7 @@ In: the Python stack. Out: a `Loc`, or a `TracerWarning` at that line.
         if x.sum() > 0:
     the recorded program takes the same way for every input; write instead: lt.script(forward)
 
-Always holds: frames of PyTorch and of Lowtide are passed over, unless there is no other.
+Invariant: frames of PyTorch and of Lowtide are passed over, unless there is no other.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ program, and how its inputs and outputs are nested.
 
     record(f, Call((x,), {}, ("x",)))   →   def f(%x: Tensor) -> Tensor: …
 
-Always holds: each tensor of the arguments is one parameter of the Function, in order, and captured
+Invariant: each tensor of the arguments is one parameter of the Function, in order, and captured
 tensors follow. A result of nested tuples, lists and dicts is IR's own; any other is a flat tuple,
 and `output` puts it together.
 """

@@ -26,7 +26,7 @@ One idea a file:
     statistics        the account of a thread
     sequential        nn.Sequential that releases each input
 
-Always holds: a scope holds tensors weakly, so that it never keeps alive what Python would free.
+Invariant: a scope holds tensors weakly, so that it never keeps alive what Python would free.
 Disposing drops one handle's reference to a tensor, and never frees memory under a live alias or a
 tensor saved for backward. Nothing here knows the compiler.
 """

@@ -8,7 +8,7 @@ In: a tensor whose `__init__` has run. Out: the scope owns it, if the call made 
         a = Image([1.0])                    # made
         b = Image(a)                        # `__new__` may give back `a`, or one that it keeps
 
-Always holds: a tensor of a subclass is taken only if nothing but the call that constructs it refers
+Invariant: a tensor of a subclass is taken only if nothing but the call that constructs it refers
 to it. The number of references of such a call depends on the version of Python, and is measured on
 a class of Lowtide's own.
 """

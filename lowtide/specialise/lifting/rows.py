@@ -6,7 +6,7 @@
     rows[1:]                           ->   Rows(Chunk(t7))
     rows[j]                            ->   t7[j - 1]
 
-Always holds: such a list never leaves the region. If it would, or if an op reads it that is not in
+Invariant: such a list never leaves the region. If it would, or if an op reads it that is not in
 the tables here, the loop is not lifted (`Escaped`). An item that is read stands for the tensor in
 PyTorch's list: nothing writes into it, and it does not outlive the region next to an alias of the
 same tensor.

@@ -6,7 +6,7 @@ value of root's shape.
     out[:, 0] = v       t[i, j] = v[i] if j == 0 else out[i, j]
     out[a:b] += v       t[i, j] = out[i, j] + v[i - a, j] if a <= i < b else out[i, j]
 
-Always holds: under the condition of the select, a read of `root` at the written element is a load
+Invariant: under the condition of the select, a read of `root` at the written element is a load
 at plain axes, so that loops recognise an accumulation.
 """
 
