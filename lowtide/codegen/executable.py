@@ -1,14 +1,14 @@
-"""A Program → something to call: its parts with their kernels, and the driver that runs them.
+"""Compiles a Program into an `Executable`: the parts, their kernels, the driver that runs them.
 
 In:  a Program; `texpr/partition` and `tile/strips` cut it into parts.
-Out: an `Executable`. `exe(tensors, sizes, numbers)` gives the results, then the checks.
+Out: an `Executable`. `exe(tensors, sizes, numbers)` returns the results, then the checks.
 
     part 0    p = x @ w over all steps
     loop      for t in range(T): h[t] = .. h[t - 1] ..     kernels of one step, launched T times
     part 2    y = h @ v over all steps
 
-What happens around the kernels is a `HostProgram` (`codegen/host`): the driver is printed from it,
-and the memory plan is read from it. Kernels are compiled in the first call.
+A `HostProgram` (`codegen/host`) describes what happens around the kernels: the driver is printed
+from it, and the memory plan is read from it. The first call compiles the kernels.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ from lowtide.tile.strips import ROWS, START, Strips
 
 
 class Executable:
-    """See the module's text. `stages`: the parts in order; `same`: results that are a value of a
-    part under another name; `taken`: results that lie in the memory of an input, see
-    `over_inputs`."""
+    """See the module's text. `parts`: in the order in which they run. `same`: results that are a
+    part's value under another name."""
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class Executable:
 
     @cached_property
     def host(self) -> HostProgram:
-        """What happens around the kernels."""
+        """The program that runs the kernels."""
         return build(self.program, self.parts, self.same, self.symbols, self.scalars)
 
     @cached_property
@@ -72,7 +71,7 @@ class Executable:
 
     @cached_property
     def kernels_by_head(self) -> dict[str, Kernels]:
-        """The kernels of all parts, by what their names begin with."""
+        """The kernels of all parts, by the prefix of their names."""
         return dict(_kernels(self.parts))
 
     @property
@@ -81,7 +80,7 @@ class Executable:
 
     @property
     def first(self) -> Kernels:
-        """Of any part: all are for the same machine."""
+        """The kernels of one part, for questions about the machine: all parts have the same one."""
         return next(iter(self.kernels_by_head.values()))
 
     # -- running --
@@ -93,7 +92,7 @@ class Executable:
         return run(tensors, sizes, numbers)
 
     def _compiled(self) -> Any:
-        """The driver, its kernels compiled."""
+        """Return the driver's function; its kernels are compiled."""
         self.bind()
         with self._lock:
             if self._run is None:
@@ -105,37 +104,36 @@ class Executable:
         return self._run
 
     def bind(self) -> None:
-        """Compiles the kernels: C compilers run at the same time for those of all parts."""
+        """Compile the kernels. C compilers run in parallel, over all parts."""
         parts = list(self.kernels_by_head.values())
         compiler.loaded([text for kernels in parts for text in kernels.to_compile()])
         for kernels in parts:
             kernels.bound()
 
     def write(self) -> None:
-        """Writes kernels and driver, which only a run needs, so that what fails there fails before
-        a run."""
+        """Print the kernels and the driver, so that a fault in printing is raised before a run."""
         if self._run is None:
             len(self.driver)
             for kernels in self.kernels_by_head.values():
                 len(kernels.source)
 
-    # -- results in the memory of what they are made of --
+    # -- results in the memory of an input --
 
     def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
-        """Which results may lie over these inputs, if nobody needs them: each over another one.
-        None where there are several parts, as parts read what other parts have read."""
+        """Return a map from results to those of `inputs` (all dead after the call) whose memory
+        they may take. It is empty for several parts, since a later part may read the input."""
         only = self._only_part()
         return {} if only is None else only.over_inputs(inputs)
 
     def input_under(self, name: str) -> str:
-        """The input in whose memory a result lies, "" if in none."""
+        """Return the input whose memory a result takes, "" if it has memory of its own."""
         placed = {s.name: s.of for s in self.host.body if isinstance(s, Over)}
         while name in placed:
             name = placed[name]
         return name if name in self.program.inputs else ""
 
     def taking(self, taken: Mapping[str, str]) -> Executable:
-        """The same, with these results over inputs, as `over_inputs` has them."""
+        """Return a copy in which results take the memory of inputs. `taken`: see `over_inputs`."""
         (stage,) = self.parts
         assert isinstance(stage.kernels, Kernels)
         made = copy.copy(self)
@@ -151,11 +149,11 @@ class Executable:
             return None
         return self.first
 
-    # -- telling --
+    # -- inspection --
 
     @property
     def kernels(self) -> list[KernelInfo]:
-        """Each kernel, with what `explain()` says of it."""
+        """What `explain()` shows of each kernel."""
         notes = _notes(self.parts)
         return [
             dataclasses.replace(info, name=f"{head}{info.name}", note=info.note + notes[head])
@@ -165,12 +163,12 @@ class Executable:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why kernels were refused when they were launched: PyTorch runs the region instead."""
+        """The reasons why launches were refused; PyTorch runs the region instead."""
         return tuple(why for k in self.kernels_by_head.values() for why in k.refusals)
 
     @property
     def stages(self) -> list[tuple[str, str]]:
-        """Titles and texts of all stages: those of each part, then of all together."""
+        """Titles and texts: the stages of each part, the host program, the driver, the kernels."""
         alone = len(self.kernels_by_head) == 1
         found = [] if alone else [("tensor expressions", print_program(self.program))]
         for head, kernels in self.kernels_by_head.items():
@@ -180,21 +178,21 @@ class Executable:
         return [*found, *written]
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """Not negative at sizes like these, of which a kernel would hold more than the machine has
-        room for; None where that is not so."""
+        """Return an index that is >= 0 where an axis is longer than a kernel can hold in full;
+        None if all kernels fit at these sizes."""
         found = (x.too_wide(sizes) for x in self.kernels_by_head.values())
         return next((index for index in found if index is not None), None)
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        """The time of a run, where there is a model of that; else 0. Of a loop, one step."""
+        """Return the predicted time of a run, 0 without a model. A loop counts as one step."""
         return sum(x.time_ns(sizes) for x in self.kernels_by_head.values())
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
-        """The peak of one run: results, temporaries while they live, work memory of the threads."""
+        """Return the peak of a run: results, live temporaries, work memory of the threads."""
         return peak_of(self.events(sizes))
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
-        """What one run takes and gives back, in order."""
+        """Return the allocations and frees of one run, in order."""
         return memory.events(self.host, sizes, self.first.threads())
 
 
@@ -208,7 +206,7 @@ def _kernels(stages: Sequence[Stage]) -> Iterator[tuple[str, Kernels]]:
 
 
 def _notes(stages: Sequence[Stage]) -> dict[str, str]:
-    """How often the kernels of a part run, by what their names begin with."""
+    """Return a remark for each part, by prefix of its kernels' names: how often they run."""
     found: dict[str, str] = {}
     for stage in stages:
         match stage.part:
@@ -236,7 +234,8 @@ def compile_program(
     machine: str = CPU,
     tiling: str = "",
 ) -> Executable:
-    """Plans a program for one signature; `hints` are the sizes of the first call."""
+    """Plan a program for one signature. `symbols`, `scalars`: the order of the sizes and numbers
+    of a call. `hints`: the sizes of the first call. `tiling`: a row of `tile/target`."""
     planner = _Planner(scalars, Kind(machine=machine, tiling=tiling))
     if program.delays:
         found = compiler.parts(program, hints)
@@ -253,14 +252,12 @@ def compile_program(
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
-    """Is one of its parts done in strips?"""
+    """Whether the program without delays is cut into strips."""
     fusion = compiler.fused(program, hints, blocks=machine != CPU)
     return compiler.strips(fusion.normal, fusion.groups, hints) is not None
 
 
 class _Planner:
-    """Plans the kernels of parts."""
-
     def __init__(self, scalars: Sequence[str], kind: Kind) -> None:
         self.scalars = scalars
         self.kind = kind
@@ -272,7 +269,7 @@ class _Planner:
         hints: Mapping[str, int],
         head: str,
     ) -> Iterator[Stage]:
-        """The parts, planned; of a plain one, strips where they do its products once."""
+        """Yield the parts with planned kernels. `head`: the prefix of the kernels' names."""
         for number, part in enumerate(parts):
             match part:
                 case Loop():
@@ -285,6 +282,7 @@ class _Planner:
     def plain(
         self, part: Part, symbols: Sequence[str], hints: Mapping[str, int], head: str
     ) -> Iterator[Stage]:
+        """Yield one stage, or the stages of its strips if these compute each product once."""
         fusion = compiler.fused(part.program, hints, blocks=self.kind.has_blocks)
         cut = compiler.strips(fusion.normal, fusion.groups, hints)
         if cut is not None:
@@ -311,7 +309,7 @@ class _Planner:
         level: int,
         head: str,
     ) -> Stage:
-        """A loop within so many others, its step planned."""
+        """Return a loop with the kernels of its step. `level`: how many loops are around it."""
         known = {**hints, part.step: max(evaluate(part.trips, hints) // 2, 1)}
         names = [*symbols, part.step]
         moving = {part.step, *part.carried}
@@ -335,6 +333,6 @@ class _Planner:
 
 
 def _given(part: Part | Loop) -> set[str]:
-    """What later parts may read of one."""
+    """Return the values of a part that later parts may read."""
     found = {*part.program.outputs, *part.program.checks}
     return found | {*part.ends.values(), *part.blocks} if isinstance(part, Loop) else found

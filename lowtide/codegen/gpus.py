@@ -1,6 +1,7 @@
 """The GPU for which kernels are compiled.
 
-In: the name of a machine (`codegen/machines`). Out: a `Gpu` of the planner.
+In:  the name of a machine (`codegen/machines`), such as "cuda:1".
+Out: a `Gpu` for the planner (`tile/gpu`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from lowtide.tile.gpu import USUAL, Gpu, gpu_of
 
 @functools.cache
 def gpu(machine: str) -> Gpu:
-    """The device of "cuda:1"; a usual one where there is none, and for the interpreter."""
+    """Return the machine's GPU; a usual one for the interpreter, or if there is no such device."""
     _, _, index = machine.partition(":")
     found = properties(int(index)) if index else None
     if found is None:

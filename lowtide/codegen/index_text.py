@@ -1,7 +1,10 @@
-"""Index polynomials as text that is both C and Triton.
+"""Prints index polynomials as text that is both C and Triton.
 
-In: an `Index`, the sign of a division, and how its axes, sizes and gathered values are called.
-Out: text. Always: division rounds down also for negative numerators, as in Python.
+In:  an `Index`, the sign of a division, and the names of axes and gathered values. Out: text.
+
+    i*N + j // 4      →      z_N * x_i + ((x_j) // (4))
+
+Invariant: division rounds down, for negative numerators too, as in Python.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ def index_text(
     coordinate: Callable[[Axis], str] | None = None,
     gathered: Callable[[Gather], str] | None = None,
 ) -> str:
-    """The polynomial as text; sizes are variables `z_name`, `lt_floordiv`, `lt_mod` and `lt_clamp`
-    functions of the language."""
+    """Return the text of a polynomial. A size is the variable `z_name`. `lt_floordiv`, `lt_mod`
+    and `lt_clamp` are functions that C and Triton both have."""
 
     def atom_text(atom: Atom) -> str:
         if isinstance(atom, Size):
@@ -61,5 +64,5 @@ def index_text(
 
 
 def size_names(index: Index) -> list[str]:
-    """The sizes that a polynomial is made of."""
+    """Return the names of the sizes in a polynomial, sorted."""
     return sorted(a.name for a in deep_atoms(index) if isinstance(a, Size))

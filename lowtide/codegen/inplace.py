@@ -1,17 +1,17 @@
-"""Finds results of kernels that may overwrite an operand: written where it was read.
+"""Finds outputs of kernels that may take the memory of an operand.
 
-In:  the planned kernels of a program, in order, and how its tensors lie. Out: for each result the
-     tensors, of the same dtype and sizes, of which all elements that share a tile are read before
-     the result's element takes their place.
+In:  the planned kernels of a program, in order, and the memory layouts of its tensors.
+Out: for each output, the operands of the same dtype and layout of which every element is read
+     before the output's element overwrites it.
 
-    y[i, j] = relu(x[i, j] * a[j])              y over x: a point reads what it writes, no other
+    y[i, j] = relu(x[i, j] * a[j])              y over x: each point reads x only where it writes y
     m[i] = max[j](x[i, j]); y[i, j] = x - m     y over x: a tile reads its rows, then writes them
-    y[i, j] = x[i, j] + x[i, j - 1]             not: the point beside it reads that x, too
-    y[i, j] = x[i, j] * s; z[j] = sum[i](x)     not, where z is of a later nest or kernel
-    y[i, j] = s * 2; z[i, j] = x[i, j] + 1      not: one nest may write y first, and then read x
+    y[i, j] = x[i, j] + x[i, j - 1]             no: the next point reads the same x, too
+    y[i, j] = x[i, j] * s; z[j] = sum[i](x)     no, if z is computed in a later nest or kernel
+    y[i, j] = s * 2; z[i, j] = x[i, j] + 1      no: the nest may write y before it reads x
 
-Invariant: what is not shown to be legal is not. A kernel that may run twice (`checks_nan`), one
-that is measured against another way, and one that reads it before or after all tiles are not.
+Invariant: an operand is overwritten only if this is shown to be legal. It is not for kernels that
+may run twice (`checks_nan`, timed products), or for reads in the prologue or the epilogue.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ Path = tuple[Sweep, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
-    """A tensor without gaps: its sizes as memory has them, the outermost first, and which of its
-    dims each of these is."""
+class Layout:
+    """The memory of a tensor without gaps. `sizes`: outermost first. `order`: the dim of each."""
 
     dtype: DType
     sizes: tuple[Index, ...]
     order: Order
 
 
-def lying(inputs: Mapping[str, Input], defs: Mapping[str, Def]) -> dict[str, Lying]:
-    """How tensors lie; those with gaps, or whose elements are shared, are not among them."""
-    found: dict[str, Lying] = {}
+def layouts(inputs: Mapping[str, Input], defs: Mapping[str, Def]) -> dict[str, Layout]:
+    """Return the layouts of tensors, except of inputs with gaps or overlapping elements."""
+    found: dict[str, Layout] = {}
     for name, i in inputs.items():
         plain = tuple(range(len(i.shape)))
         order = i.order or plain
         if i.strides == (row_major(i.shape) if order == plain else strides_in(i.shape, order)):
-            found[name] = Lying(i.dtype, permuted(i.shape, order), order)
+            found[name] = Layout(i.dtype, permuted(i.shape, order), order)
     for name, d in defs.items():
-        found[name] = Lying(d.dtype, d.shape, tuple(range(len(d.shape))))
+        found[name] = Layout(d.dtype, d.shape, tuple(range(len(d.shape))))
     return found
 
 
 def replaceable(
-    kernels: Sequence[Kernel], tensors: Mapping[str, Lying], never: Collection[str]
+    kernels: Sequence[Kernel], tensors: Mapping[str, Layout], never: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
-    """For each result, what it may take the place of. `never`: names of kernels of which nothing
-    is known to happen once, in order."""
+    """Return for each output the operands whose memory it may take. `never`: the names of kernels
+    that a product of PyTorch's may replace."""
     found: dict[str, tuple[str, ...]] = {}
     later: set[str] = set()
     for kernel in reversed(kernels):
@@ -70,11 +69,11 @@ def replaceable(
     return found
 
 
-def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]) -> bool:
+def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Layout]) -> bool:
     a, b = tensors.get(output), tensors.get(source)
     if a is None or b is None or (a.dtype, a.sizes) != (b.dtype, b.sizes):
         return False
-    apart = (*kernel.prologue, *kernel.epilogue)  # each thread has its own time for these
+    apart = (*kernel.prologue, *kernel.epilogue)  # not ordered with the tiles of other threads
     if any(True for nest in apart for _ in _loads(nest, source)):
         return False
     stores = [
@@ -90,7 +89,7 @@ def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Lying]
     grid = [t.axis for t in kernel.grid]
     if axes is None or not {*nest.axes, *grid, *(s.axis for s in around)} <= {*axes}:
         return False
-    # What another write reads after the store, if the store itself has not: it would be too late.
+    # Another write of the nest may read the operand after the store, unless the store reads it too.
     if list(_loads(nest, source)) != list(_loads(nest, source, [store])):
         return False
     return all(
@@ -105,16 +104,16 @@ def _is_read_before(
     axes: Sequence[Axis | None],
     grid: Sequence[Axis],
     around: Path,
-    source: Lying,
+    source: Layout,
 ) -> bool:
-    """Are all elements that a nest loads still there? `distance`: how far behind the nest that
-    stores it is; `around`: the sweeps that both are in."""
+    """Whether a nest's loads come before the store overwrites their elements. `distance`: number
+    of nests from the storing nest to this one. `around`: the sweeps around both nests."""
     if not loads or distance > 0:
         return not loads
     found = [_plain(load.index, source) for load in loads]
-    if distance == 0:  # two loads of one place might stand before the store and behind it
+    if distance == 0:  # of two loads of an element, one may come after the store
         return len(loads) == 1 and found[0] == list(axes)
-    apart = [*grid, *(s.axis for s in around)]  # other tiles read and write elsewhere
+    apart = [*grid, *(s.axis for s in around)]  # tiles at other places of these axes are disjoint
     places = {a: k for k, a in enumerate(axes)}
     return all(the_axis(load.index[source.order[places[a]]]) is a for load in loads for a in apart)
 
@@ -123,9 +122,9 @@ def _common(a: Path, b: Path) -> Path:
     return tuple(s for s in a if any(s is other for other in b))
 
 
-def _plain(index: Sequence[Index], tensor: Lying) -> list[Axis | None] | None:
-    """The axis of each dim as memory has them, each another one; None where it is no plain axis,
-    but for the 0 of a dim of size 1."""
+def _plain(index: Sequence[Index], tensor: Layout) -> list[Axis | None] | None:
+    """Return the axis of each dim, in memory order; a dim of size 1 indexed by 0 has none. None
+    if another index is not a plain axis, or if an axis occurs twice."""
     found: list[Axis | None] = []
     for size, i in zip(tensor.sizes, permuted(tuple(index), tensor.order), strict=True):
         axis = the_axis(i)
@@ -137,8 +136,8 @@ def _plain(index: Sequence[Index], tensor: Lying) -> list[Axis | None] | None:
 
 
 def _loads(nest: Nest, source: str, writes: Sequence[Write] = ()) -> Iterator[Load]:
-    """The loads of a tensor, each once, that a nest does, or that some of its `writes` ask for:
-    what it finds in a buffer it does not load."""
+    """Yield the distinct loads of a tensor by a nest, or by some of its `writes`. A value that the
+    nest reads from a buffer is not loaded."""
     written = [w.buffer for w in nest.writes if isinstance(w, Stage)]
     held: set[Expr] = set()
     if not nest.transposed:

@@ -1,8 +1,8 @@
-"""The kernels of a fused Program: what those of any machine have in common.
+"""The base class of a Program's kernels: what the kernels of every machine have in common.
 
 In:  a `Fusion` of a Program, the order of its size symbols and numbers, likely sizes.
-Out: `Kernels`: `c/kernels` for the CPU, `triton/kernels` for GPUs. They are compiled when they are
-     first bound; plans need no compiler. `codegen/executable` runs them.
+Out: `Kernels`: `c/kernels` for the CPU, `triton/kernels` for GPUs. Planning needs no compiler;
+     `bound` compiles. `codegen/executable` runs them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lowtide.codegen.host.build import Signature
 from lowtide.codegen.host.python import Dialect
-from lowtide.codegen.inplace import lying, replaceable
+from lowtide.codegen.inplace import layouts, replaceable
 from lowtide.errors import Loc
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
@@ -45,16 +45,15 @@ class KernelInfo:
 class Kernels(ABC):
     """The kernels of one Program.
 
-    `moving`: it is one step of several; from step to step, these tensors and sizes change.
-    `updated`: inputs that outputs take the place of, in the same memory.
-
-    `placed`: results that lie in the memory of a tensor that they are made of, by name, whose: of
-    temporaries, and of inputs where nobody needs these (`taking`)."""
+    `moving`: the Program is a step of a loop or a strip; these tensors and sizes change from step
+    to step. `updated`: inputs, and the outputs that are written to the same memory.
+    `placed`: outputs, and the operands whose memory they take: temporaries, and inputs that are
+    dead after the call (`taking`)."""
 
     language: str
-    writes_in_place = False  # whether kernels of this machine may
-    measures_products = False  # whether products are measured beside PyTorch's in calls
-    chooses_halves = False  # whether products of bf16 and f16 are measured beside PyTorch's, too
+    writes_in_place = False  # whether an output may take an operand's memory
+    measures_products = False  # whether calls time products against PyTorch's
+    chooses_halves = False  # whether they time products of bf16 and f16, too
 
     def __init__(
         self,
@@ -92,17 +91,17 @@ class Kernels(ABC):
         self._lock = threading.RLock()
         self.replaceable: dict[str, tuple[str, ...]] = {}
         if self.writes_in_place and not self.is_step:
-            tensors = lying(self.normal.inputs, self.normal.defs)
+            tensors = layouts(self.normal.inputs, self.normal.defs)
             self.replaceable = replaceable(self.plans, tensors, found)
         self.placed = self._placed()
 
     def _matmul(self, p: Kernel, g: Group) -> Matmul | None:
-        """The product that PyTorch's own gives as well, all of what the kernel writes."""
+        """Return the matrix product that PyTorch can run instead, if the kernel writes only it."""
         found = as_matmul(g.defs, self.strides, halves=self.chooses_halves)
         return found if found is not None and p.outputs == [found.result.source] else None
 
     def _placed(self) -> dict[str, str]:
-        """Of temporaries that die with the kernel that reads them, which result takes the place."""
+        """Return outputs, and the temporaries whose memory they take: dead after the kernel."""
         found: dict[str, str] = {}
         for name, places in self.replaceable.items():
             free = [n for n in places if n in self.normal.defs and n not in self._roots()]
@@ -116,7 +115,7 @@ class Kernels(ABC):
         return (x.shape, x.dtype) == (y.shape, y.dtype)
 
     def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
-        """Which results may lie over these inputs, if nobody needs them: each over another one."""
+        """See `Executable.over_inputs`. No two results take the same input."""
         found: dict[str, str] = {}
         for name, places in self.replaceable.items():
             free = [n for n in places if n in inputs and n not in found.values()]
@@ -125,81 +124,81 @@ class Kernels(ABC):
         return found
 
     def taking(self, taken: Mapping[str, str]) -> Kernels:
-        """The same, with these results over inputs, as `over_inputs` has them."""
+        """Return a copy in which results take the memory of inputs. `taken`: see `over_inputs`."""
         made = copy.copy(self)
         made.placed = {**self.placed, **taken}
         made._forget()
         return made
 
     def _forget(self) -> None:
-        """Has no text yet, as a copy."""
+        """Drop the texts, which a copy prints again."""
         self._lock = threading.RLock()
 
     @property
     @abstractmethod
     def signatures(self) -> Sequence[Signature]:
-        """What each kernel takes; nothing is written for that."""
+        """The parameters of each kernel; they are known without its text."""
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """All kernels in their language."""
+        """The text of all kernels."""
 
     @staticmethod
     @abstractmethod
     def dialect(parts: Mapping[str, Kernels]) -> Dialect:
-        """How a driver takes memory and launches these kernels, by what their names begin with."""
+        """Return what prints a driver's allocations and launches. `parts`: by prefix of names."""
 
     @abstractmethod
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
-        """The kernel of a group."""
+        """Return the kernel of a group."""
 
     @abstractmethod
     def threads(self) -> int:
-        """How many share the work, each with work memory of its own."""
+        """Return the number of threads; each has work memory of its own."""
 
     @property
     def device(self) -> torch.device:
-        """Of the machine that it is made for."""
+        """The machine's device."""
         return torch.device("cpu")
 
     def device_of(self, tensors: Sequence[Tensor]) -> torch.device:
-        """Where these are, and what is made of them; of none, where the machine has its own."""
+        """Return the device of a call's inputs and results; without inputs, the machine's."""
         return tensors[0].device if tensors else self.device
 
     @abstractmethod
     def settle(self, device: torch.device) -> bool:
-        """Waits until all that was launched there is done; False where that is not allowed now."""
+        """Wait for all launches on a device. False if a CUDA graph is recorded: no wait then."""
 
     @abstractmethod
     def identity(self, tensors: Sequence[Tensor]) -> str:
-        """What the kernels' times depend on beside their text: compiler, threads, device."""
+        """Return what the kernels' times depend on, except their text: compiler, threads, GPU."""
 
     def to_compile(self) -> Sequence[str]:
-        """The texts that a compiler of C is needed for: see `compiler.loaded`."""
+        """Return the C texts to compile: see `compiler.loaded`."""
         return ()
 
     @abstractmethod
     def bound(self) -> Mapping[str, Any]:
-        """The compiled kernels, in the order in which they run."""
+        """Return the compiled kernels by name, in the order in which they run."""
 
     @abstractmethod
     def scope(self, head: str) -> dict[str, Any]:
-        """What a driver's text calls by name. `head`: what names of these kernels begin with."""
+        """Return the objects that a driver's text names. `head`: prefix of the kernels' names."""
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """Not negative at sizes like these, of which a kernel would hold more than the machine has
-        room for; None where that is not so."""
+        """See `Executable.too_wide`."""
         return None
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        """The time of a run, where there is a model of that; else 0."""
+        """See `Executable.time_ns`."""
         return 0.0
 
-    # -- telling --
+    # -- inspection --
 
     @property
     def kernels(self) -> list[KernelInfo]:
+        """What `explain()` shows of each kernel."""
         return [
             KernelInfo(
                 name=p.name,
@@ -212,7 +211,7 @@ class Kernels(ABC):
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why kernels were refused when they were launched: PyTorch runs the region instead."""
+        """See `Executable.refusals`."""
         return ()
 
     def _remark(self, name: str) -> str:
@@ -228,7 +227,7 @@ class Kernels(ABC):
         return f"; in place: {', '.join(found)}" if found else ""
 
     def _sites(self, p: Kernel) -> tuple[tuple[str, Loc], ...]:
-        """The ops whose definitions went into a kernel, in program order."""
+        """Return the ops whose definitions a kernel computes, in program order."""
         needed: set[str] = set()
         todo = [n for output in (*p.outputs, *p.adds) for n in self._written_by(output)]
         while todo:
@@ -243,7 +242,8 @@ class Kernels(ABC):
         return tuple(dict.fromkeys((d.op, d.loc) for d in defs))
 
     def _written_by(self, name: str) -> Iterator[str]:
-        """The program's definition of that name, or those that a reduction was taken out of."""
+        """Yield the name, if the Program defines it. Normalisation adds definitions, such as a
+        reduction inside a formula; for these, yield the definitions that read them."""
         if name in self.program.defs:
             yield name
             return
@@ -255,7 +255,7 @@ class Kernels(ABC):
 
     @property
     def stages(self) -> list[tuple[str, str]]:
-        """Titles and texts of what stands between the Program and the text of its kernels."""
+        """Titles and texts: Program, normal form, groups, tile program."""
         groups = [
             f"{p.name}: {', '.join((*g.defs, *g.epilogue))}"
             for p, g in zip(self.plans, self.groups, strict=True)
@@ -283,7 +283,7 @@ def _added(p: Kernel) -> str:
 
 
 def _stored(groups: Sequence[Group], program: Program) -> set[str]:
-    """What must lie in memory: outputs, checks, and what another group loads."""
+    """Return the values that lie in memory: outputs, checks, and loads of other groups."""
     needed = {*program.outputs, *program.checks}
     for g in groups:
         needed |= g.all_sources()

@@ -1,7 +1,7 @@
-"""One table of the machines for which a program can be compiled, and how they differ.
+"""The machines for which a program can be compiled, and the choice of the kernels' language.
 
-cpu           C                      groups may keep values from tile to tile
-cuda:0, …     Triton                 programs of blocks are independent of each other
+cpu           C                      a thread may keep values from tile to tile
+cuda:0, …     Triton                 a program runs one tile, independently of the others
 interpreter   Triton's interpreter   the same kernels on CPU tensors, to check their values
 """
 
@@ -22,19 +22,19 @@ CPU, CUDA, INTERPRETER = "cpu", "cuda", "interpreter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Which kernels are made: for a machine, in tiles by a row of its table (`tile/target`)."""
+    """A machine, and a tiling: a row of the machine's table in `tile/target`."""
 
     machine: str = CPU
     tiling: str = ""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether kernels are of blocks that are independent of each other, as Triton's are."""
+        """Whether kernels are Triton programs on blocks."""
         return self.machine != CPU
 
     @property
     def tilings(self) -> tuple[str, ...]:
-        """The tilings that there are for the machine; first that of the cost model."""
+        """The machine's tilings; the first is that of the cost model."""
         return tuple(TILINGS if self.machine == CPU else BLOCK_TILINGS)
 
 
@@ -47,8 +47,8 @@ def kernels_of(
     moving: Iterable[str] = (),
     updated: Mapping[str, str] | None = None,
 ) -> Kernels:
-    """A fused Program as kernels; see `Kernels`. A sum that several of them would add up in
-    different orders is stored."""
+    """Return the kernels of a fused Program; for `moving` and `updated` see `Kernels`. A sum that
+    two kernels would compute in different orders is stored, so that its bits are the same."""
     if kind.machine == CPU:
         made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         if differing := two_orders(made.plans, fusion.groups):
@@ -57,7 +57,7 @@ def kernels_of(
             )
             made = HostKernels(fusion, symbols, scalars, hints, moving, updated, kind.tiling)
         return made
-    from lowtide.codegen.triton.kernels import BlockKernels  # few programs need it
+    from lowtide.codegen.triton.kernels import BlockKernels  # only GPUs need this import
 
     made = BlockKernels(fusion, symbols, scalars, hints, kind.machine, moving, kind.tiling)
     if differing := two_orders(made.plans, fusion.groups, order_in_blocks):

@@ -1,6 +1,8 @@
-"""Measures how fast the library and our kernels do matrix products: see `runtime/rates`.
+"""Measures the speed of matrix products by the library and by C kernels, for `runtime/rates`.
 
-It takes about two seconds, most of them for a C compiler, once for a machine.
+Out: for each dtype and shape of `rates.SHAPES` the operations per nanosecond of `torch.bmm` and of
+     a kernel, and the bytes per nanosecond of a copy.
+The measurement takes about two seconds, most of them for a C compiler. It runs once for a machine.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from lowtide.ir.dtypes import BY_NAME
 from lowtide.runtime import rates
 from lowtide.texpr.parser import parse_program
 
-_LEAST_S: Final = 0.02  # of measuring each
-_FEWEST: Final = 3
+_LEAST_S: Final = 0.02  # seconds of calls for each measurement, and …
+_FEWEST: Final = 3  # … calls
 _COPIED_BYTES: Final = 32 << 20
 _lock = threading.Lock()
 _PROGRAM = """\
@@ -32,13 +34,13 @@ output t
 
 
 def ensure_measured() -> None:
-    """Measures where that has not been done on this machine."""
+    """Measure, unless this machine has been measured. Without a C compiler nothing is kept."""
     if rates.is_measured():
         return
     with _lock:
         if rates.is_measured():
             return
-        rates.use(rates.Rates(kernels={"": 1.0}))  # what is compiled meanwhile is ours
+        rates.use(rates.Rates(kernels={"": 1.0}))  # meanwhile, products compile to kernels
         with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
             rates.keep(_measured())
 
@@ -57,7 +59,7 @@ def _measured() -> rates.Rates:
 
 
 def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> tuple[float, float]:
-    """Operations per nanosecond of the library and of a kernel."""
+    """Return the operations per nanosecond of the library and of a kernel."""
     hints = {"B": batch, "M": rows, "K": terms, "N": columns}
     program = parse_program(_PROGRAM.format(dtype=dtype))
     run = compile_program(program, symbols=list(hints), scalars=[], hints=hints)
@@ -72,7 +74,7 @@ def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> 
 
 
 def _least_ns(call: Callable[[], object]) -> float:
-    """The time of the fastest of several calls, warmed up."""
+    """Return the time of the fastest call; the first call is not timed."""
     call()
     found: list[int] = []
     begun = time.perf_counter()

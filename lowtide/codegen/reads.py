@@ -1,6 +1,8 @@
 """The operands of a kernel: the tensors, numbers and sizes that its text names.
 
-In: a planned kernel. Out: names, and the polynomials of its nests; the same for every language.
+In: a planned kernel. Out: names, and the index polynomials of its nests; equal for C and Triton.
+
+    y[i] = x[i] * c      tensors_of: [x, y]      numbers_of: [c]      indices_of: address of x[i], …
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from lowtide.tile.items import address
 
 
 def nodes_of(kernel: Kernel) -> Iterator[Expr]:
-    """Every node of what its nests compute."""
+    """Yield every node of the expressions that the nests compute."""
     for nest in kernel.nests():
         for w in nest.writes:
             yield from ex.walk(w.expr)
 
 
 def tensors_of(kernel: Kernel) -> list[str]:
-    """What it reads from memory, then what it writes."""
+    """Return the tensors that the kernel reads from memory, then those that it writes."""
     known = {*kernel.values, *kernel.outputs}
     read = [
         load.source
@@ -35,12 +37,12 @@ def tensors_of(kernel: Kernel) -> list[str]:
 
 
 def numbers_of(kernel: Kernel) -> list[str]:
-    """The numbers that are handed in at run time."""
+    """Return the names of the numbers that a launch passes."""
     return sorted({n.name for n in nodes_of(kernel) if isinstance(n, ex.Scalar)})
 
 
 def indices_of(kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]) -> Iterator[Index]:
-    """Every polynomial that the text of its nests prints."""
+    """Yield every polynomial that the text of the nests prints."""
     for node in nodes_of(kernel):
         yield from ex.indices(node)
         if isinstance(node, ex.Load) and node.source not in kernel.values:

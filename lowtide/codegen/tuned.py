@@ -1,14 +1,14 @@
-"""Compiles a Program in several tilings, and measures which one is fastest.
+"""Compiles a Program in several tilings, and times them to find the fastest.
 
-In:  a Program, as for `executable.compile_program`. Out: something that is called as an
-     `Executable` is. The first call with sizes of a class (as many bits each) measures on its
-     own tensors, or finds on disk what was measured by an earlier process on such a machine.
+In:  a Program, as for `executable.compile_program`.
+Out: a `Tuned`, with the interface of `Executable`. Sizes with equal numbers of bits are a class.
+     The first call of a class times the tilings on its tensors, or reads an earlier result on disk.
 
     exp(-d) @ b, 5000 x 5000 x 64      usual 31 ms   few rows 33   long sweeps 27   → long sweeps
 
-Invariant: until it is measured, the predicted peak is that of the tiling that needs most; one
-that needs much more than the cost model's is not tried. One that is faster by a few percent only
-is not taken.
+A tiling that needs much more memory than the cost model's (`ROOM`, `SHARE`) is not timed. One that
+takes more than `GAIN` of the usual time is not chosen.
+Invariant: before the choice, the predicted peak is the largest peak of all these tilings.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
-SECONDS = 0.3  # of measuring each, after the first rounds
+SECONDS = 0.3  # for each tiling, after the first rounds
 ROOM = 1 << 20  # bytes that a tiling may need beyond the usual one …
-SHARE = 0.02  # … and this part of it
-GAIN = 0.97  # of the usual time: what is not faster than this is noise
-SLOW = 1.5  # times the best after a round: not measured further
-_FACTS = "tilings"  # the kind under which results are kept
+SHARE = 0.02  # … and this share of the usual one's
+GAIN = 0.97  # of the usual time: a smaller gain is noise
+SLOW = 1.5  # times the best time: after the first rounds, such a tiling is dropped
+_FACTS = "tilings"  # the results' kind in `runtime/facts`
 
 Class = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The fastest, and milliseconds of all; none where an earlier process has measured."""
+    """The fastest tiling. `times`: milliseconds of each tiling; empty if read from disk."""
 
     tiling: str
     executable: Executable
@@ -87,7 +87,7 @@ class Tuned:
         self._lock = threading.RLock()
 
     def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
-        """See `Executable`: none, as a call may run more than once, to be measured."""
+        """Return nothing: to be timed, a call runs several times on the same inputs."""
         return {}
 
     def input_under(self, name: str) -> str:
@@ -95,7 +95,7 @@ class Tuned:
         return ""
 
     def write(self) -> None:
-        """Writes the kernels in the usual tiling: see `Executable`."""
+        """Print the kernels of the usual tiling: see `Executable`."""
         self.usual.write()
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
@@ -129,7 +129,7 @@ class Tuned:
     ) -> Found:
         usual = _parts(self.usual)
         if not usual or not usual[0].settle(usual[0].device_of(tensors)):
-            return self._latest  # nothing may wait now: asked again by the next call
+            return self._latest  # a CUDA graph is recorded; the next call tries again
         with self._lock:
             if key not in self._found:
                 call = (tensors, sizes, numbers)
@@ -139,19 +139,19 @@ class Tuned:
                 if found is None:
                     found = self._measured(known, call)
                     if min(found.times.values()) == float("inf"):
-                        return found  # none ran: asked again by the next call
+                        return found  # none ran; the next call tries again
                     facts.write(_FACTS, name, {"tiling": found.tiling})
                 self._found[key] = self._latest = found
             return self._found[key]
 
     def _name(self, key: Class, tensors: Sequence[Tensor]) -> str:
-        """What the fastest depends on."""
+        """Return a hash of what the choice depends on: machine, class of sizes, kernels."""
         usual = _parts(self.usual)
         parts = (usual[0].identity(tensors), repr(key), *(x.source for x in usual))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _remembered(self, name: str, sizes: Mapping[str, int]) -> Found | None:
-        """What an earlier process has found, if it can be had today."""
+        """Return the choice of an earlier process, None if there is none or it does not compile."""
         tiling = facts.read(_FACTS, name).get("tiling", "?")
         if tiling not in self.kind.tilings:
             return None
@@ -168,7 +168,7 @@ class Tuned:
     def _ways(
         self, sizes: Mapping[str, int], tilings: Iterable[str]
     ) -> Iterator[tuple[str, Executable]]:
-        """Of these, tilings that give kernels of their own, and need hardly more memory."""
+        """Yield the tilings whose kernels differ, and that need little more memory."""
         most = (1 + SHARE) * self.usual.memory(sizes).peak_bytes + ROOM
         seen: set[tuple[str, ...]] = set()
         for tiling, made in _planned(self._plan, tilings):
@@ -178,17 +178,18 @@ class Tuned:
             seen.add(text)
 
     def _at(self, sizes: Mapping[str, int]) -> Executable:
-        """The one that runs at these sizes; where that is not known, what needs most."""
+        """Return the executable chosen for these sizes; without a choice, that with most memory."""
         bits = tuple(sizes[n].bit_length() for n in self.symbols)
         found = list(self._found.items())  # at once: another thread may add to them
         known = [f.executable for key, f in found if key[1:] == bits]
         ways = known or [way for _, way in self._ways(sizes, self.kind.tilings)]
         return max(ways, key=lambda way: way.memory(sizes).peak_bytes)
 
-    # -- telling --
+    # -- inspection --
 
     @property
     def kernels(self) -> list[KernelInfo]:
+        """See `Executable`."""
         found = self._latest
         note = f'; tiling "{found.tiling}", by measurement' if found.tiling else ""
         return [replace(k, note=k.note + note) for k in found.executable.kernels]
@@ -200,6 +201,7 @@ class Tuned:
 
     @property
     def stages(self) -> list[tuple[str, str]]:
+        """The times of the tilings, then the stages of the latest choice: see `Executable`."""
         rows = sorted(self._latest.times.items(), key=lambda row: row[1])
         text = "\n".join(f"{ms:10.3f} ms  {name or 'usual'}" for name, ms in rows)
         return [*([("tilings", text)] if text else []), *self._latest.executable.stages]
@@ -221,7 +223,7 @@ def compile_least(
     hints: Mapping[str, int],
     machine: str,
 ) -> Executable:
-    """The tiling with the least peak at sizes like `hints`; as for `executable.compile_program`."""
+    """Return the executable of the tiling with the least peak at `hints`; see `compile_program`."""
     plan = functools.partial(
         compile_program,
         program,
@@ -237,7 +239,8 @@ def compile_least(
 def _planned(
     plan: Callable[[str], Executable], tilings: Iterable[str]
 ) -> Iterator[tuple[str, Executable]]:
-    """The program in each of these; one that the planner fails at, if not the usual, is none."""
+    """Yield the program in each tiling, except tilings that the planner fails at. A failure at the
+    usual tiling is raised."""
     for tiling in tilings:
         try:
             made = plan(tiling)
@@ -253,19 +256,18 @@ def _parts(way: Executable) -> list[Kernels]:
 
 
 def _compiled(ways: Mapping[str, Executable]) -> dict[str, Executable]:
-    """Those that the compiler takes, and the usual one: its error is the caller's."""
+    """Return the executables that compile, and the usual one, whose error its first run raises."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = {n: [pool.submit(x.bound) for x in _parts(w)] for n, w in ways.items()}
     return {n: w for n, w in ways.items() if not n or all(map(_is_made, made[n]))}
 
 
 def _is_made(kernels: Any) -> bool:
-    """Did the compiler take it?"""
     return not isinstance(kernels.exception(), BackendError)
 
 
 def _run(way: Executable, call: tuple[Any, ...]) -> float:
-    """Milliseconds of one call; endless where the machine refuses a kernel, or is full."""
+    """Return the milliseconds of one call; infinity if a launch fails or memory runs out."""
     first = _parts(way)[0]
     settle = functools.partial(first.settle, first.device_of(call[0]))
     settle()
@@ -279,7 +281,7 @@ def _run(way: Executable, call: tuple[Any, ...]) -> float:
 
 
 def _times(ways: Mapping[str, Callable[[], float]]) -> dict[str, float]:
-    """The least milliseconds of each way, taken turn by turn after one call that is not counted."""
+    """Return the least milliseconds of each tiling. They take turns, after one untimed call."""
     for way in ways.values():
         way()
     best, spent = dict.fromkeys(ways, float("inf")), dict.fromkeys(ways, 0.0)

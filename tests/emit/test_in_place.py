@@ -134,7 +134,7 @@ def test_places(fn: Any, args: tuple[Tensor, ...], expected: Any) -> None:
 def test_no_kernel_reads_it_later() -> None:
     kernels = executable(of_all, X, A).first
     sums, points = kernels.plans
-    tensors = inplace.lying(kernels.normal.inputs, kernels.normal.defs)
+    tensors = inplace.layouts(kernels.normal.inputs, kernels.normal.defs)
     (output,) = points.outputs
     assert inplace.replaceable([sums, points], tensors, ()) == {output: ("x0",)}
     assert inplace.replaceable([points, sums], tensors, ()) == {}
