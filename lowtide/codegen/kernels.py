@@ -211,7 +211,6 @@ class Kernels(ABC):
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """See `Executable.refusals`."""
         return ()
 
     def _remark(self, name: str) -> str:

@@ -91,7 +91,6 @@ class Tuned:
         return {}
 
     def input_under(self, name: str) -> str:
-        """See `Executable`."""
         return ""
 
     def write(self) -> None:
@@ -99,11 +98,9 @@ class Tuned:
         self.usual.write()
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """See `Executable`."""
         return self._at(sizes).too_wide(sizes)
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        """See `Executable`."""
         return self._at(sizes).time_ns(sizes)
 
     def _plan(self, tiling: str) -> Executable:
@@ -189,14 +186,12 @@ class Tuned:
 
     @property
     def kernels(self) -> list[KernelInfo]:
-        """See `Executable`."""
         found = self._latest
         note = f'; tiling "{found.tiling}", by measurement' if found.tiling else ""
         return [replace(k, note=k.note + note) for k in found.executable.kernels]
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """See `Executable`."""
         return self._latest.executable.refusals
 
     @property
@@ -207,11 +202,9 @@ class Tuned:
         return [*([("tilings", text)] if text else []), *self._latest.executable.stages]
 
     def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
-        """See `Executable.memory`."""
         return self._at(sizes).memory(sizes)
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:
-        """See `Executable.events`."""
         return self._at(sizes).events(sizes)
 
 

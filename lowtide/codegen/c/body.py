@@ -1,8 +1,10 @@
-"""Writes the inside of a nest as C: each value in the outermost loop that has all its axes.
+"""Prints the inside of a nest as C: each value in the outermost loop that has all its axes.
 
-In:  a nest, the names of its kernel, and which `Variant` of the loops is printed.
-Out: C lines. A point names, for the axes held in registers, which row or vector is meant: a value
-     is computed once for each point of the axes that it depends on.
+In:  a nest, the names of its kernel, and the `Variant` of the loops to print.
+Out: C lines. The loop body is unrolled over rows and vectors. A `Point` says which row and which
+     vector a text is for. A value is computed once for each point of the axes it depends on.
+
+    acc[i, j] += a[i, k] * b[k, j], 2 rows by 2 vectors: 2 values of a, 2 of b, 4 products
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from lowtide.tile.items import address, held_along, place_in, stride_along
 
 @dataclass(slots=True)
 class Variant:
-    """One way through the loops: vectors per block, rows per block, whether lanes are counted.
+    """One version of the loops. `vectors`, `rows`: per block. `partial`: lanes are counted.
 
-    `everything`: over the whole vector axis, not just what whole blocks leave; `alone`: over all
-    rows too."""
+    A partial version or one row at a time covers the rest that whole blocks leave. `everything`:
+    it covers the whole vector axis instead; `alone`: the whole row axes, too."""
 
     vectors: int
     rows: int
@@ -38,7 +40,7 @@ class Variant:
 
 @dataclass(slots=True)
 class _Scope:
-    """Statements of one loop depth: before and after the inner loop."""
+    """Statements at one loop depth: before and after the inner loop."""
 
     before: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
@@ -48,7 +50,7 @@ Point = tuple[tuple[Axis, int], ...]
 
 
 class Body:
-    """Emits one variant. A point names, for blocked axes, which of the held rows or vectors."""
+    """Prints one variant of a nest."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class Body:
         variant: Variant,
         accumulate: Callable[[Body, Accumulate], None],
     ) -> None:
-        """`accumulate` writes an `Accumulate` into the body: see `reduce`."""
+        """`accumulate`: prints an `Accumulate` into the body, see `reduce`."""
         self.nest = nest
         self.accumulate = accumulate
         self.names = names
@@ -87,7 +89,7 @@ class Body:
         yield from self._nested(0)
 
     def _watch(self) -> None:
-        """One sum per round of all values that a fast minimum saw: NaN stays in it."""
+        """Sum up the operands of fast minima, which lose NaN; a sum does not."""
         if self.variant.alone:
             return
         inner = self.scopes[len(self.order)].before
@@ -146,7 +148,7 @@ class Body:
     # -- coordinates --
 
     def offset(self, a: Axis, point: Point) -> str:
-        """The place within the tile; for the vector axis, of its first lane."""
+        """Return the coordinate within the tile; along the vector axis, of the first lane."""
         k = dict(point).get(a, 0)
         if a in self.nest.full:
             return str(k)
@@ -156,7 +158,7 @@ class Body:
         return f"{local} + {k}" if k else local
 
     def coordinate(self, a: Axis, point: Point) -> str:
-        """The global index."""
+        """Return the coordinate within the tensor."""
         if a in self.names.fixed:
             return f"b_{self.names.axis(a)}"
         return f"(b_{self.names.axis(a)} + {self.offset(a, point)})"
@@ -173,7 +175,7 @@ class Body:
     # -- expressions --
 
     def value(self, e: Expr, point: Point) -> str:
-        """The C name of a value at a point."""
+        """Return the C name or text of a value at a point."""
         axes = e.free
         key = (e, self.restrict(point, axes))
         if key not in self.known:
@@ -215,12 +217,13 @@ class Body:
         )
 
     def _is_unknown_number(self, e: Expr) -> bool:
-        """The same for all points, and only the run knows what."""
+        """Whether a value is equal for all points, and known only at run time."""
         return not e.free and not isinstance(e, Const)
 
     def _quotient(self, e: Apply, point: Point) -> str:
-        """A quotient by one divisor for all points, to the bit: sizes have square roots such as 8,
-        and a product takes a fifth of the time. Of a constant the C compiler knows as much."""
+        """Return a quotient by a divisor that all points share. If the divisor is a power of two,
+        a product with its inverse has the same bits and takes a fifth of the time. (For a constant
+        divisor the C compiler does the same.)"""
         t = pw.REGISTER[e.dtype.name]
         divisor, use = self.value(e.args[1], point), self.names.use
         one_over, is_power = f"{divisor}_under", f"{divisor}_ispower"
@@ -232,7 +235,8 @@ class Body:
         return f"{use(f'quotient_{t}')}({number}, {divisor}, {one_over}, {is_power})"
 
     def _lanes_compared(self, e: Apply, point: Point) -> str | None:
-        """`start + lane < a`, a the same for all lanes, without vectors of 64-bit integers."""
+        """Return `start + lane < a`, if all lanes share `a`, without vectors of 64-bit integers;
+        None for any other comparison."""
         v = self.nest.vector
         if v is None or e.fn not in pw.COMPARE:
             return None
@@ -255,7 +259,7 @@ class Body:
         return f"{self.names.use(f'splat_{t}')}({number(value, t)})"
 
     def _index(self, index: Index, point: Point, lane: str = "") -> str:
-        """A scalar index; with `lane`, at that lane of the vector axis."""
+        """Return a scalar index; with `lane`, its value at that lane of the vector axis."""
         v = self.nest.vector
 
         def coordinate(a: Axis) -> str:
@@ -330,8 +334,8 @@ class Body:
     def _held_in_bounds(
         self, pointer: str, offset: Index, point: Point, dtype: DType, n: str
     ) -> str:
-        """Lanes side by side but for clamps and remainders: one load where these clamp no lane, and
-        no lane begins again at 0; one element where a clamp makes all lanes the same."""
+        """Load lanes that are contiguous except for clamps and remainders: one vector load if no
+        lane is clamped or wraps around, one element if a clamp makes all lanes equal."""
         v = self.nest.vector
         assert v is not None
         held = held_along(offset, v)
@@ -357,7 +361,7 @@ class Body:
         return name
 
     def _is_run(self, a: Clamp | Mod, point: Point, n: str) -> str:
-        """Whether each lane is one more than the lane before."""
+        """Return the test that each lane's index is one more than that of the lane before."""
         if isinstance(a, Mod):
             return f"{self._index(as_index(a), point)} + {n} <= {self._index(a.den, point)}"
         ends = (self._index(a.num, point, lane) for lane in ("0", f"{n} - 1"))
@@ -365,7 +369,7 @@ class Body:
         return " && ".join(f"{i} >= 0 && {i} < {extent}" for i in ends)
 
     def _is_beyond(self, a: Clamp, point: Point, n: str) -> str:
-        """Whether all lanes are below 0, or above the last one."""
+        """Return the test that all lanes are clamped to the same end."""
         first, last = (self._index(a.num, point, lane) for lane in ("0", f"{n} - 1"))
         return f"{last} < 0 || {first} >= {self._index(a.extent, point)}"
 
@@ -408,12 +412,13 @@ class Body:
         return " * ".join(lengths)
 
     def place(self, buffer: Buffer, point: Point) -> str:
-        """The element of a buffer, as an lvalue."""
+        """Return the element of a buffer as an lvalue."""
         block = self._block(buffer, point)
         return buffer_place(buffer, self.names, lambda a: self._within(buffer, a, point), block)
 
     def _block(self, buffer: Buffer, point: Point) -> tuple[str, int] | None:
-        """Where a panel begins and how far into it, if a whole block of the loops lies in one."""
+        """Return the panel's first coordinate and the offset in it, if a block of vectors is
+        exactly one panel; else None."""
         last, width = buffer.last, self.names.lanes * self.variant.vectors
         if not buffer.panel or last is None or last in buffer.whole:
             return None
@@ -468,7 +473,7 @@ class Body:
     # -- reductions --
 
     def masked(self, name: str, t: str, neutral: str) -> str:
-        """The value with lanes past the end replaced by a neutral one."""
+        """Return the value with lanes past the end replaced by the neutral one."""
         v = self.nest.vector
         if not self.variant.partial or v is None:
             return name

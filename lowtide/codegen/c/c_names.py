@@ -1,6 +1,9 @@
-"""Names in a kernel's text: axes, buffers, numbers.
+"""The C names of a kernel's axes, buffers and numbers.
 
-In: records of the tile program. Out: C names and lvalues, the same for every nest of a kernel.
+In:  records of the tile program. Out: C names and lvalues, equal in all nests of a kernel.
+
+    element (i, k) of buffer a      s_a[(l_i) * e_a_last + l_k]
+    1.5 as f32                      (float)0x1.8000000000000p+0
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from lowtide.tile.ir import Buffer
 
 @dataclass(slots=True)
 class Names:
-    """What a kernel's text calls things, and what it turned out to use."""
+    """The names in a kernel's text, and the library functions that the text uses."""
 
     lanes: int
     strides: dict[str, tuple[Index, ...]]
@@ -43,9 +46,9 @@ def buffer_place(
     within: Callable[[Axis], str],
     block: tuple[str, int] | None = None,
 ) -> str:
-    """`name[…]` for a buffer element; `within(axis)` gives its C coordinate in the buffer.
+    """Return `name[…]` for a buffer element. `within(axis)`: its C coordinate in the buffer.
 
-    `block`: the coordinate of the panel's first element, and the place within the panel."""
+    `block`: the coordinate of the panel's first element, and the offset within the panel."""
     others = [a for a in buffer.axes if a is not buffer.last]
     row = "0"
     for a in others:
@@ -66,7 +69,7 @@ def buffer_place(
 
 
 def number(value: float | int | bool, t: str) -> str:
-    """A C constant."""
+    """Return a C constant of a register type, such as "f32" or "i64"."""
     if t in ("f32", "f64"):
         x = float(value)
         if x != x:

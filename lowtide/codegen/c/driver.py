@@ -1,4 +1,4 @@
-"""How a driver on the CPU takes memory and launches: see `host/python`.
+"""The lines of a driver that differ on the CPU: allocations and launches. See `host/python`.
 
 t3 = empty((N, M), torch.float32)
 k0_work = scratch(threads * (64*M))
@@ -28,22 +28,18 @@ class HostDialect(Dialect):
     """See the module's text."""
 
     def opening(self, program: HostProgram) -> Iterator[str]:
-        """See the base class."""
         yield "threads = threads_now()"
 
     def take(self, name: str, statement: Take) -> str:
-        """See the base class."""
         tensor = statement.tensor
         if small_shape(tensor) is not None:
             return f"empty_like(like_{name})"
         return f"empty({python_tuple(tensor.shape)}, {tensor.dtype.torch})"
 
     def over(self, statement: Over, of: str, is_input: bool) -> str:
-        """See the base class."""
         return f"over({of}, {python_tuple(statement.tensor.shape)})" if is_input else of
 
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
-        """See the base class."""
         if len(found) > 1:
             return f"scratch(threads * max({', '.join(map(str, found))}))"
         thread_bytes = found[0]
@@ -55,14 +51,12 @@ class HostDialect(Dialect):
         return f"small_scratch if threads <= {most} else {block}"
 
     def launch(self, launch: Launch, name: str, work: str) -> str:
-        """See the base class."""
         pointers = [f"{whole_name(x)}.data_ptr()" for x in launch.tensors]
         address = f"{work}.address" if work else "0"
         slots = ", ".join(["pool", "threads", address, *pointers, *launch.sizes, *launch.numbers])
         return f"run_{name}(pack_{name}({slots}))"
 
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
-        """See the base class."""
         address = f"{work}.address" if work else "0"
         return (
             f"Launch(function=run_{name}, layout=layout_{name}, "
@@ -70,15 +64,12 @@ class HostDialect(Dialect):
         )
 
     def run(self, steps: str, tensors: str) -> str:
-        """See the base class."""
         return f"run_steps({steps})"
 
     def own(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """See the base class."""
         return arena.empty(tuple(shape), like.dtype)
 
     def scope(self, program: HostProgram) -> dict[str, Any]:
-        """See the base class."""
         scope: dict[str, Any] = {
             "empty": arena.empty,
             "over": ownership.over,
@@ -97,8 +88,8 @@ class HostDialect(Dialect):
 
 
 def small_shape(x: Tensor) -> tuple[int, ...] | None:
-    """The sizes of a tensor that are constant and so small that a tensor like it is kept at hand:
-    `torch.empty_like` takes half the time of `torch.empty`. None for any other."""
+    """Return the constant shape of a tensor of at most `_SMALL_BYTES`, else None. The driver makes
+    such a tensor from a template: `torch.empty_like` takes half the time of `torch.empty`."""
     sizes = [size.const for size in x.shape]
     known = tuple(size for size in sizes if size is not None)
     is_small = math.prod(known) * x.dtype.itemsize <= _SMALL_BYTES

@@ -1,9 +1,8 @@
-"""A `Kernel` as C: an entry, a task over a share of the tiles, buffers, the fold over threads.
+"""Prints a `Kernel` as C: an entry, a task for each thread, buffers, the fold over threads.
 
-In:  a scheduled kernel and what lies in memory. Out: a `KernelText`: C, and the slots it takes.
+In:  a scheduled kernel; dtypes and strides of tensors. Out: a `KernelText`: C, and its parameters.
 
-    static void k_task(slots, t, threads, exact, nan)  its share of the tiles, in its own buffers;
-                                                       first what all tiles read alike
+    static void k_task(slots, t, threads, exact, nan)  the prologue, then a share of the tiles
     int64_t k(slots)                                   runs the tasks; again, exact, if NaN was seen
 """
 
@@ -27,14 +26,14 @@ from lowtide.texpr.algebra import identity
 from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, sweeps
 
-LONG_LINES = 1000  # of a kernel of so many lines …
-OUTLINED_LINES = 80  # … each nest of so many is a function of its own
-SERIAL_POINTS = 1 << 14  # fewer points than this are not worth waking a thread
+LONG_LINES = 1000  # in a kernel of at least so many lines …
+OUTLINED_LINES = 80  # … a nest of at least so many is a function of its own
+SERIAL_POINTS = 1 << 14  # with fewer points, waking a thread costs more than it saves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSignature:
-    """What of a `KernelText` is known without its text."""
+    """The fields of a `KernelText` that are known without its text."""
 
     name: str
     tensors: list[str]
@@ -45,8 +44,7 @@ class KernelSignature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelText:
-    """`tensors`, `sizes`, `numbers`: what the slots hold, in order, after the scratch pointer.
-
+    """A kernel's C. `tensors`, `sizes`, `numbers`: the slots after the scratch pointer, in order.
     `thread_bytes`: work memory per thread, a polynomial in the sizes."""
 
     name: str
@@ -65,9 +63,9 @@ def kernel_text(
     is_step: bool = False,
     updated: Mapping[str, str] | None = None,
 ) -> KernelText:
-    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes. If it
-    `is_step` and has a prologue, `BEGUN` is one of its sizes. `updated`: tensors that are read, and
-    the outputs that take their place in the same memory, element by element."""
+    """Return the text of a kernel. `memory`, `strides`: of the tensors that it reads and writes.
+    `is_step`: it runs in each step of a loop; with a prologue, `BEGUN` is one of its sizes.
+    `updated`: operands, and the outputs that overwrite them element by element."""
     return _Printer(kernel, memory, strides, is_step, updated or {}).text()
 
 
@@ -77,7 +75,7 @@ def kernel_signature(
     strides: Mapping[str, tuple[Index, ...]],
     is_step: bool = False,
 ) -> KernelSignature:
-    """What a kernel takes, and its work memory; see `kernel_text`."""
+    """Return a kernel's parameters and its work memory, without printing it; see `kernel_text`."""
     return _Printer(kernel, memory, strides, is_step, {}).signature()
 
 
@@ -118,7 +116,7 @@ class _Printer:
         return as_index(self.sweeps[a]) if a in self.sweeps else a.extent
 
     def _padded(self, b: Buffer) -> Index:
-        """Elements of the contiguous axis: whole vectors, or whole panels."""
+        """Return the length of the contiguous axis, padded to whole vectors or whole panels."""
         if b.last is None:
             return as_index(1)
         step = max(b.panel, self.kernel.lanes)
@@ -186,7 +184,7 @@ class _Printer:
         )
 
     def _indices(self) -> Iterator[Index]:
-        """Every polynomial that the text prints: their sizes become slots."""
+        """Yield the polynomials that the text prints; their sizes are parameters."""
         for b in self.kernel.buffers:
             yield from (self._length(b, a) for a in b.axes)
         for t in self.kernel.grid:
@@ -278,7 +276,7 @@ class _Printer:
         yield "}"
 
     def _in_full(self, nest: Nest, open_sweeps: frozenset[Axis]) -> Iterator[str]:
-        """Axes that a nest walks from end to end: their tile begins at 0 and is the extent."""
+        """Yield the tiles of axes without grid or sweep: they begin at 0 and have the extent."""
         for a in nest.axes:
             if a not in self.grid_tiles and a not in open_sweeps:
                 name = self.names.axis(a)
@@ -307,7 +305,7 @@ class _Printer:
                 yield "}"
 
     def _nest(self, nest: Nest, open_sweeps: frozenset[Axis]) -> list[str]:
-        """The lines of a nest: a long kernel is printed twice, its nests once."""
+        """Return the lines of a nest. A long kernel is printed twice, its nests only once."""
         if id(nest) not in self.printed:
             print_nest = transposed_lines if nest.transposed else nest_lines
             inner = ("  " + line for line in print_nest(nest, self.names))
@@ -315,8 +313,8 @@ class _Printer:
         return self.printed[id(nest)]
 
     def _outlined_call(self, lines: list[str], open_sweeps: frozenset[Axis]) -> str:
-        """A long nest becomes a function: a compiler's time grows faster than its functions do. (A
-        short kernel is faster whole.)"""
+        """Return the call of a function made of a long nest. Compile time grows faster than the
+        length of a function; a short kernel, however, runs faster in one piece."""
         around = [t.axis for t in self.kernel.grid]
         around += sorted(open_sweeps, key=lambda a: a.key)
         tiles = [f"{part}_{self.names.axis(a)}" for a in around for part in "bn"]
@@ -329,7 +327,7 @@ class _Printer:
         for name, tiles, lines in self.outlined:
             parameters = ", ".join([base, *(f"int64_t {x}" for x in tiles)])
             yield f"LT_CALLED void {name}({parameters}) {{"
-            yield from ("  " + line for line in slots[1:])  # scratch is the task's own
+            yield from ("  " + line for line in slots[1:])  # scratch is a parameter here
             yield from ("  " + line for line in self._buffer_pointers)
             yield from lines
             yield "}"
@@ -337,7 +335,7 @@ class _Printer:
     # -- entry --
 
     def _work(self) -> Index:
-        """Points of the largest nest, as a polynomial."""
+        """Return the number of points of the nest with most axes, as a polynomial."""
         best = as_index(1)
         most = 0
         grid = tuple(t.axis for t in self.kernel.grid)
@@ -364,7 +362,7 @@ class _Printer:
         yield f"  const int64_t tiles = {tiles};"
         yield f"  const int64_t few = {work} < {SERIAL_POINTS};"
         yield "  const int64_t threads = few ? 1 : lt_max(1, lt_min(slots[1].q, tiles));"
-        once = bool(self.updated)  # a second run would add to what the first has found
+        once = bool(self.updated)  # a second run would read what the first one has overwritten
         yield f"  {name}_context context = {{slots, threads, tiles, 0, {int(once)}}};"
         yield f"  int64_t fault = lt_run(slots, 0, threads, 1, {name}_tasks, &context);"
         if self.kernel.checks_nan and not once:
@@ -383,7 +381,7 @@ class _Printer:
         yield "}"
 
     def _last(self, nest: Nest) -> Iterator[str]:
-        """A nest that runs once, after all tiles: what it reads lies in memory by then."""
+        """Yield a nest that runs once, after all tiles; it reads values from memory only."""
         held, self.names.values = self.names.values, {}
         yield from nest_lines(nest, self.names)
         self.names.values = held

@@ -1,4 +1,9 @@
-"""Kernels for the CPU: C, one library for each."""
+"""The kernels of a Program for the CPU: C text, compiled to one library for each kernel.
+
+In:  a `Fusion`, as for `codegen/kernels`. Out: `HostKernels`; a driver calls them as
+
+    run_k0(pack_k0(pool, threads, work, *pointers, *sizes, *numbers))
+"""
 
 from __future__ import annotations
 
@@ -58,7 +63,7 @@ class HostKernels(Kernels):
         ]
 
     def _in_place_of(self) -> Mapping[str, str]:
-        """What is read, and which result takes its place: see `kernel_text`."""
+        """Return operands, and the outputs that are written to the same memory."""
         return self._updated or {of: name for name, of in self.placed.items()}
 
     def _forget(self) -> None:
@@ -69,7 +74,6 @@ class HostKernels(Kernels):
 
     @property
     def signatures(self) -> list[KernelSignature]:
-        """See the base class."""
         return self._signatures
 
     @cached_property
@@ -80,12 +84,11 @@ class HostKernels(Kernels):
 
     @property
     def source(self) -> str:
-        """See the base class."""
         return self._source
 
     @cached_property
     def _source(self) -> str:
-        """The C of all kernels, with their helpers once. Each is compiled by itself."""
+        """The C of all kernels, for readers: each kernel is compiled by itself."""
         by_lanes: dict[int, list[KernelText]] = {}
         for plan, text in zip(self.compiled, self.texts, strict=True):
             by_lanes.setdefault(plan.lanes, []).append(text)
@@ -94,19 +97,15 @@ class HostKernels(Kernels):
 
     @staticmethod
     def dialect(parts: Mapping[str, Kernels]) -> HostDialect:
-        """See the base class."""
         return HostDialect()
 
     def threads(self) -> int:
-        """See the base class."""
         return torch.get_num_threads()
 
     def settle(self, device: torch.device) -> bool:
-        """See the base class."""
-        return True  # a call returns when its work is done
+        return True  # a call returns after its work is done
 
     def identity(self, tensors: Sequence[Tensor]) -> str:
-        """See the base class."""
         return f"{toolchain.compiler().identity} {self.threads()}"
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
@@ -119,7 +118,6 @@ class HostKernels(Kernels):
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
     def to_compile(self) -> list[str]:
-        """See the base class."""
         return self._to_compile
 
     @cached_property
@@ -127,7 +125,6 @@ class HostKernels(Kernels):
         return compiler.emitted(self.compiled, self.texts, self.target.vector_bytes)
 
     def scope(self, head: str) -> dict[str, Any]:
-        """See the base class."""
         scope: dict[str, Any] = {}
         for name, choice in self.choices.items():
             scope[f"choice_{name_of(head + name)}"] = choice
@@ -139,7 +136,6 @@ class HostKernels(Kernels):
         return scope
 
     def bound(self) -> dict[str, launch.Kernel]:
-        """The compiled kernels, in the order in which they run."""
         with self._lock:
             self._kernels = self._kernels or self._bound()
         return self._kernels

@@ -1,8 +1,9 @@
-"""All kernels of one program as one C file.
+"""C source from kernel texts: types, helpers and vector functions in front of the kernels.
 
-In: kernel texts. Out: C source without any include; what it needs of the library is printed into it
-once per lane count. What is compiled has no names of the user's program: the kernels of two layers
-that differ in nothing else are one library.
+In:  kernel texts with the same number of lanes. Out: C source without includes.
+
+Before a kernel is compiled, `without_names` replaces the names of the user's program by numbers.
+So the kernels of two layers that differ in names only are one library.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from lowtide.vecmath import functions, types
 
 
 def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) -> str:
-    """The C source of kernels that all have `lanes` lanes."""
+    """Return the C source of kernels that all have `lanes` lanes."""
     library = list(dict.fromkeys(n for k in kernels for n in k.names.library))
     special = [n[1:].split("_") for n in library if n.startswith("@")]
     divisions = sorted({t for k in kernels for t in k.names.floordivs})
@@ -44,13 +45,13 @@ def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) ->
     return "\n".join(parts)
 
 
-SYMBOL = "kernel"  # what the function of a compiled kernel is called
+SYMBOL = "kernel"  # the C function of every compiled kernel
 _NAMED = re.compile(r"\b([a-z])_(\w+)")
 
 
 def without_names(source: str, kernel: str) -> str:
-    """The same C, with axes and values called by numbers, in the order in which they appear, and
-    the kernel of that name called `SYMBOL`."""
+    """Return the C with numbers for the names of axes and values, in order of appearance, and with
+    `SYMBOL` for the name of the kernel."""
     numbers: dict[str, str] = {}
 
     def numbered(found: re.Match[str]) -> str:

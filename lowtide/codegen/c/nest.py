@@ -1,16 +1,16 @@
-"""One nest as C: loops over the points of a tile, values in vector registers.
+"""Prints a nest as C: loops over the points of a tile, values in vector registers.
 
-In:  a scheduled `Nest` and how its kernel calls things (`Names`).
-Out: C lines. Each value is computed in the outermost loop that knows all its axes, once per point
-     held in registers.
+In:  a scheduled `Nest` and the `Names` of its kernel.
+Out: C lines. Each value is computed in the outermost loop inside which all its axes are known, once
+     for each row and vector that the loop body holds in registers.
 
     nest (j vector x2, i unroll 2, k)           for (l_j …; += 32) for (l_i …; += 2) {
       acc = sum[k](mul(a[i,k], b[k,j]))   ->      a00 = load(acc …) …
                                                   for (l_k …) { b0 = …; b1 = …; a0 = splat … }
                                                   store(acc …, a00) … }
 
-Edges: what is left of the blocked row axis runs row by row; what is left of the vector axis vector
-by vector, the last one with its lanes counted.
+The rows that no block of rows covers run one by one. The vectors that no block covers run one by
+one, too; the last one is partial, its lanes are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ ARG = ("argmin", "argmax")
 
 
 def nest_lines(nest: Nest, names: Names) -> Iterator[str]:
-    """The C of a nest. Uses variables b_<axis> (start of the tile) and n_<axis> (its length)."""
+    """Yield the C of a nest. It reads the variables b_<axis>, the start of the tile along an axis,
+    and n_<axis>, the tile's length. A nest with a minimum or maximum of floats has two versions,
+    see `reduce`."""
     watched = sorted(
         {
             pw.REGISTER[w.expr.dtype.name]
@@ -58,7 +60,7 @@ def _watches_nan(w: Accumulate) -> bool:
 
 
 def _variants(nest: Nest, names: Names) -> Iterator[Variant]:
-    """Whole blocks; the rest of the vector axis; and, for the rows left over, everything."""
+    """Yield whole blocks, the rest of the vector axis, and the rest of the rows, one by one."""
     rows, width = max(nest.unroll.values(), default=1), names.lanes * nest.vectors
     if nest.vector is None:
         yield Variant(1, rows, False)

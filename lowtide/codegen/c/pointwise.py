@@ -1,7 +1,11 @@
-"""Pointwise functions as C on vectors: one table row per function and kind of operand.
+"""Prints pointwise functions as C on vectors: one table row per function and kind of operand.
 
-In: a function's name, its operands' dtype and C names. Out: C text, and the library functions used.
-A bool is a mask of 0 or -1 lanes (`i32v`); bf16 and f16 are held as `f32v` of the same value.
+In:  a function's name, its operands' dtype and C names.
+Out: C text, and the library functions that it calls.
+
+    call("add", f32, ["a", "b"])  →  "a + b"       call("exp", f32, ["a"])  →  "exp_f32(a)"
+
+A bool is a mask of lanes 0 or -1 (`i32v`). bf16 and f16 are held as `f32v` of the same value.
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ LT_INLINE {v} floordiv_{t}({v} a, {v} b) {{
 
 
 def uses(fn: str, dtype: DType) -> list[str]:
-    """Library functions that the text of `call` names."""
+    """Return the library functions that the text of `call` names."""
     t = REGISTER[dtype.name]
     if fn == "floordiv" and dtype.is_float:
         return [f"{n}_{t}" for n in ("fmod", "blend", "floor", "copysign")]
@@ -86,7 +90,8 @@ def _library_name(fn: str, t: str, dtype: DType) -> str:
 
 
 def call(fn: str, dtype: DType, args: list[str]) -> str:
-    """C for `fn(args)` where the operands have `dtype`; masks come out as i32v."""
+    """Return the C of `fn(args)` for operands of a dtype; masks are i32v. Raises
+    NotImplementedError, or KeyError for bool operands, without such a function."""
     t = REGISTER[dtype.name]
     if t == "bool":
         return _MASKS[fn].format(*args)
@@ -111,7 +116,7 @@ def call(fn: str, dtype: DType, args: list[str]) -> str:
 
 
 def exists(fn: str, dtype: DType) -> bool:
-    """Can this function be generated?"""
+    """Whether `call` can print this function."""
     try:
         call(fn, dtype, ["a", "b", "c"])
     except (NotImplementedError, KeyError):
@@ -126,7 +131,7 @@ def _mask(comparison: str, t: str) -> str:
 
 
 def cast(source: DType, to: DType, arg: str) -> tuple[str, list[str]]:
-    """C for a cast, and the library functions that it uses. Rounds where `to` is a 16-bit float."""
+    """Return the C of a cast, rounded if `to` is a 16-bit float, and the functions it calls."""
     a, b = REGISTER[source.name], REGISTER[to.name]
     name = f"cast_{a}_{b}"
     used = [] if a == b else [name]

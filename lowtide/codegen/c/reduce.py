@@ -1,13 +1,13 @@
-"""Accumulators of a nest as C: in registers during the inner loops, or updated in their buffer.
+"""Prints the accumulators of a nest as C: held in registers, or updated in their buffer.
 
 In:  the nest's body and one `Accumulate`.
 Out: statements before, inside and after the loops.
 
     t = min[j](d[i, j])  i in rows, j along lanes  a0 = inf; for j: a0 = min(a0, d); t[i] = fold(a0)
-    c = min[i](d[i, j])  kept by the inner loop    for j: c[j] = min(c[j], min of the rows' d)
+    c = min[i](d[i, j])  j is the innermost loop   for j: c[j] = min(c[j], min of the rows' d)
 
-Minima of floats are written for two cases, `exact` and fast. The fast one loses NaN; it adds up
-what it saw, and where that sum is NaN the kernel runs again, exact.
+A minimum of floats has two versions, exact and fast. The fast one loses NaN, so it also adds up its
+operands. If that sum is NaN, the kernel runs again with the exact version.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ _BOOL = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
 
 
 def accumulate(body: Body, w: Accumulate) -> None:
-    """Writes an accumulator into a body."""
+    """Print an accumulator into a body."""
     Accumulator(body, w).emit()
 
 
 class Accumulator:
-    """Emits one `Accumulate` into the scopes of a body."""
+    """Prints one `Accumulate` into the scopes of a body. `hold`: the depth inside which registers
+    hold it. `folds`: the lanes of the vector axis are reduced, too."""
 
     def __init__(self, body: Body, w: Accumulate) -> None:
         self.body = body
         self.w = w
         self.buffer = w.buffer
         self.v = body.nest.vector
-        self.kept = frozenset(a for a in w.buffer.axes if a in body.nest.axes)
+        self.buffer_axes = frozenset(a for a in w.buffer.axes if a in body.nest.axes)
         self.axes = frozenset(body.nest.axes)
         self.counting = counts(w.fn, w.expr)
         self.folds = self.v in w.over
@@ -50,8 +51,8 @@ class Accumulator:
             self.fn = _BOOL.get(w.fn, w.fn)
         start = identity(ARG.get(w.fn, self.fn), dtype)
         self.neutral = "(i32v){0}" if self.counting else body.constant(start, dtype)
-        self.hold = body.depth(self.kept)
-        self.vectors: list[tuple[str, str]] = []  # places in the buffer, and what goes there
+        self.hold = body.depth(self.buffer_axes)
+        self.vectors: list[tuple[str, str]] = []  # elements of the buffer, and their new values
 
     def emit(self) -> None:
         if self.hold < len(self.body.order) or self.v is None or self.folds:
@@ -62,8 +63,8 @@ class Accumulator:
     # -- keys --
 
     def _key(self, point: Point) -> Point:
-        kept = self.kept | {self.v} if self.folds and self.v else self.kept
-        return self.body.restrict(point, kept)
+        buffer_axes = self.buffer_axes | {self.v} if self.folds and self.v else self.buffer_axes
+        return self.body.restrict(point, buffer_axes)
 
     def _value(self, point: Point) -> str:
         body, w = self.body, self.w
@@ -113,13 +114,14 @@ class Accumulator:
             self._update(acc, point, inner.before)
         merged: dict[Point, list[str]] = {}
         for key, name in names.items():
-            merged.setdefault(body.restrict(key, self.kept), []).append(name)
+            merged.setdefault(body.restrict(key, self.buffer_axes), []).append(name)
         for key, group in merged.items():
             self._write_back(key, group, outer.after)
         self._write_vectors(outer.after)
 
     def _levels(self) -> list[int]:
-        """A float sum over several loops: long ones get their own part, for the rounding's sake."""
+        """Return the depths at which a float sum has a partial sum, to round less: loops of unknown
+        length, except the innermost one."""
         if self.fn != "sum" or self.t not in ("f32", "f64"):
             return []
         order = self.body.order
@@ -143,7 +145,7 @@ class Accumulator:
         lines.append(f"{acc} = {self._combine(acc, value)};")
 
     def _counted(self, acc: str, point: Point) -> str | None:
-        """One step of counting a comparison of f32, which need not become a mask first."""
+        """Return a step of counting a comparison of f32, without a mask; None for other sums."""
         e = self.w.expr
         if not self.counting or not isinstance(e, Cast) or not isinstance(e.arg, Apply):
             return None
@@ -172,7 +174,7 @@ class Accumulator:
             self.body.watched.setdefault(self.t, {})[value] = None
 
     def _combine(self, a: str, b: str) -> str:
-        """C for `fn` of two vectors."""
+        """Return the C for `fn` of two vectors."""
         use, t = self.body.names.use, self.t
         if self.counting:
             return f"{a} - {b}"
@@ -233,7 +235,7 @@ class Accumulator:
         self.vectors.append((place, value))
 
     def _write_vectors(self, lines: list[str]) -> None:
-        """Add to the buffer; where it holds nothing yet, only store."""
+        """Combine the vectors with the buffer; in the first tiles, which find it unset, store."""
         adds = [self._into_vector(place, value) for place, value in self.vectors]
         if self.w.first is None:
             lines.extend(adds)
@@ -254,14 +256,14 @@ class Accumulator:
         return f"{use(f'h{self.fn}_{t}')}({acc})"
 
     def _into_vector(self, place: str, value: str) -> str:
-        """buffer[…] = fn(buffer[…], value), along the lanes."""
+        """Return the C of buffer[…] = fn(buffer[…], value), lane by lane."""
         load, store = self._access(self.buffer, place)
         if self.counting:
             return store(f"{load} + {value}")
         return store(self._combine(load, value))
 
     def _access(self, buffer: Buffer, place: str) -> tuple[str, Callable[[str], str]]:
-        """How a vector of the buffer is read, and how one is written."""
+        """Return the C that loads a vector of the buffer, and what prints the C of a store."""
         body, use = self.body, self.body.names.use
         kind = "i32" if buffer.dtype.name == "bool" else buffer.dtype.name
         n = "lanes" if body.variant.partial else str(body.names.lanes)
@@ -298,7 +300,7 @@ class Accumulator:
             lines.extend(self._best_of_buffer(acc, at, key))
 
     def _best_of_buffer(self, value: str, at: str, key: Point) -> list[str]:
-        """Vectors of values and indices into the buffers, where they are better."""
+        """Return the C that puts vectors of values and indices into the buffers where better."""
         body, use, t = self.body, self.body.names.use, self.t
         twin = self.buffer.twin
         assert twin is not None
@@ -363,7 +365,7 @@ def _as_mask(comparison: str, t: str) -> str:
 
 
 def _fold_into(fn: str, place: str, h: str, t: str) -> str:
-    """A scalar statement: place = fn(place, h)."""
+    """Return a scalar statement: place = fn(place, h)."""
     if fn in ("sum", "prod"):
         return f"{place} {'+' if fn == 'sum' else '*'}= {h};"
     if fn in ("any", "all"):
@@ -374,7 +376,8 @@ def _fold_into(fn: str, place: str, h: str, t: str) -> str:
 
 
 def arg_fold(fn: str, t: str) -> str:
-    """C: the best of some lanes, the first index among equals, folded into a scalar best."""
+    """Return a C function: it folds the best of some lanes into a scalar best. Of equal values the
+    first index wins."""
     c = pw.SCALAR[t]
     sign = "<" if fn == "argmin" else ">"
     better = f"(x {sign} b || (x != x && b == b))"

@@ -1,9 +1,9 @@
-"""Packs along the other axis: blocks of lanes × lanes, transposed in registers.
+"""Copies a tensor into a buffer with another contiguous axis: transposes blocks in registers.
 
 In:  a nest that copies a tensor into a buffer whose contiguous axis is not the tensor's.
-Out: C: loops over blocks, one call each.
+Out: C: loops over blocks of lanes × lanes elements, with one call for each block.
 
-    s[k, j] = y[j, k]     y along k in memory, s along j     for j by 16, k by 16: lt_transpose(…)
+    s[k, j] = y[j, k]     y contiguous along k, s along j    for j by 16, k by 16: lt_transpose(…)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIBRARY = ("load_{t}", "load_part_{t}", "store_{t}")
 
 
 def transposed_lines(nest: Nest, names: Names) -> Iterator[str]:
-    """The C of a nest with `transposed` set: the axis along which memory lies."""
+    """Yield the C of a nest whose `transposed`, the tensor's contiguous axis, is set."""
     (w,) = nest.writes
     assert isinstance(w, Stage)
     assert isinstance(w.expr, Load)
@@ -58,7 +58,8 @@ def transposed_lines(nest: Nest, names: Names) -> Iterator[str]:
 
 
 def transpose_function(t: str, lanes: int) -> str:
-    """C: `rows` vectors along memory in, as many vectors across as there are `used` lanes out."""
+    """Return a C function: it loads `rows` vectors with `used` lanes each, and stores `used`
+    vectors across them."""
     c = MEMORY[t]
     lines = [
         f"LT_CALLED void lt_transpose_{t}(const {c} *from, int64_t step, int rows, int used,",

@@ -34,26 +34,21 @@ class BlockDialect(Dialect):
         self.chooses = not interpreted
 
     def opening(self, program: HostProgram) -> Iterator[str]:
-        """See the base class."""
         first = next(iter(program.inputs), None)
         yield f"device = {'home' if first is None else f'{name_of(first)}.device'}"
 
     def take(self, name: str, statement: Take) -> str:
-        """See the base class."""
         tensor = statement.tensor
         shape = python_tuple(tensor.shape)
         return f"empty({shape}, dtype={tensor.dtype.torch}, device=device)"
 
     def over(self, statement: Over, of: str, is_input: bool) -> str:
-        """See the base class."""
         raise AssertionError("kernels of blocks do not write in place")
 
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
-        """See the base class."""
         raise AssertionError("kernels of blocks have no work memory")
 
     def launch(self, launch: Launch, name: str, work: str) -> str:
-        """See the base class."""
         text = self.texts[launch.kernel]
         given = [*map(whole_name, launch.tensors), *launch.sizes, *launch.numbers]
         given += [f"{w}=power({extent})" for w, extent in text.widths.items()]
@@ -61,19 +56,15 @@ class BlockDialect(Dialect):
         return f"launch_{name}({', '.join([*head, *given])})"
 
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
-        """See the base class."""
         return f"Launch(function=step_{name}(sizes={sizes}), layout='', slots=[{slots}])"
 
     def run(self, steps: str, tensors: str) -> str:
-        """See the base class."""
         return f"run_steps({steps}, device, {tensors})"
 
     def own(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """See the base class."""
         return like.new_empty(tuple(shape))
 
     def scope(self, program: HostProgram) -> dict[str, Any]:
-        """See the base class."""
         graphs = None if self.interpreted else GRAPHS
 
         def run_steps(steps: Steps, device: torch.device, tensors: Sequence[torch.Tensor]) -> int:

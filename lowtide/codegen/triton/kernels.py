@@ -67,12 +67,10 @@ class BlockKernels(Kernels):
 
     @property
     def device(self) -> torch.device:
-        """See the base class."""
         return torch.device("cpu" if self.interpreted else self.machine)
 
     @property
     def source(self) -> str:
-        """See the base class."""
         return self._source
 
     @property
@@ -82,23 +80,19 @@ class BlockKernels(Kernels):
 
     @property
     def signatures(self) -> list[BlockText]:
-        """See the base class."""
         return self._texts
 
     @staticmethod
     def dialect(parts: Mapping[str, Kernels]) -> BlockDialect:
-        """See the base class."""
         found = {head: k for head, k in parts.items() if isinstance(k, BlockKernels)}
         first = next(iter(found.values()))
         texts = {head + t.name: t for head, k in found.items() for t in k.texts}
         return BlockDialect(texts, first.device, first.interpreted)
 
     def threads(self) -> int:
-        """See the base class."""
         return 1
 
     def settle(self, device: torch.device) -> bool:
-        """See the base class."""
         if self.interpreted:
             return True
         with torch.cuda.device(device):
@@ -108,7 +102,6 @@ class BlockKernels(Kernels):
         return True
 
     def identity(self, tensors: Sequence[Tensor]) -> str:
-        """See the base class."""
         return block_kernels.identity(tensors[0].device if tensors else None)
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
@@ -121,16 +114,13 @@ class BlockKernels(Kernels):
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """See the base class."""
         found = (a.too_wide(sizes) for a in self.arrangements)
         return next((index for index in found if index is not None), None)
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        """See the base class."""
         return sum(a.time_ns(sizes) for a in self.arrangements)
 
     def bound(self) -> dict[str, block_kernels.BlockKernel]:
-        """See the base class."""
         with self._lock:
             if not self._kernels:
                 functions = block_kernels.load(self.source, self.interpreted)
@@ -140,7 +130,6 @@ class BlockKernels(Kernels):
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """See the base class."""
         return tuple(why for k in self._kernels.values() for why in k.faults.values())
 
     def _looped(self) -> Looped | None:
@@ -188,7 +177,6 @@ class BlockKernels(Kernels):
         return cubin_for(kernel.function, taken, form, capability)
 
     def scope(self, head: str) -> dict[str, Any]:
-        """See the base class."""
         scope: dict[str, Any] = {}
         for name, choice in self.choices.items():
             scope[f"choice_{name_of(head + name)}"] = choice
