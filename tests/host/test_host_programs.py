@@ -157,18 +157,18 @@ def _anywhere(text: str) -> str:
 
 HEAD = "sizes s0\ninput x: f32[s0, 4]\n"
 REFUSED = {
-    "launch k0(x, y)\nresult x": "y is read before it is there",
-    "take y: f32[s0] output\nfree y\nresult y": "y is given back already",
-    "take x: f32[s0] output\nresult x": "x is there already",
+    "launch k0(x, y)\nresult x": "y is read before it is defined",
+    "take y: f32[s0] output\nfree y\nresult y": "y is used after it is freed",
+    "take x: f32[s0] output\nresult x": "x is defined twice",
     "take y: f32[s1] output\nresult y": "s1 is not a size",
     "take s0: f32[4] output\nresult s0": "s0 is a number and a tensor",
     "launch k0(x) sizes (n)\nresult x": "n is not a size",
     "launch k0(x) numbers (c0)\nresult x": "c0 is not a number",
-    "launch k0(x) work w\nresult x": "w is read before it is there",
-    "launch k0(x[t, rows 2, bytes 16])\nresult x": "t is no step of a loop around a launch",
+    "launch k0(x) work w\nresult x": "w is read before it is defined",
+    "launch k0(x[t, rows 2, bytes 16])\nresult x": "t is not the step of a loop around a launch",
     "launch k0(x) sizes (begun)\nresult x": "begun is not a size",
     "loop t from 0 by 1, s0 times:\n    loop t from 0 by 1, s0 times:\n        launch k0(x)\n"
-    "result x": "t is a step around this loop already",
+    "result x": "t is the step of two nested loops",
 }
 
 

@@ -2,7 +2,7 @@
 
 In: an `Index`, the names of axes and gathered values. Out: C text; `HELPERS` are its functions.
 
-    (i + 1) // 2      →      ((b_i + l_i + 1) / (2)), or lt_floordiv(…) if it may be negative
+    (i + 1) // 2      →      (((b_i + l_i) + 1) / (2)), or lt_floordiv(…) if it may be negative
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def accumulate(body: Body, w: Accumulate) -> None:
 
 
 class Accumulator:
-    """Prints one `Accumulate` into the scopes of a body. `hold`: the depth inside which registers
-    hold it. `folds`: the lanes of the vector axis are reduced, too."""
+    """Prints one `Accumulate` into the scopes of a body. `hold`: the depth at which its registers
+    are declared. `folds`: the vector axis is reduced, too."""
 
     def __init__(self, body: Body, w: Accumulate) -> None:
         self.body = body
@@ -120,8 +120,8 @@ class Accumulator:
         self._write_vectors(outer.after)
 
     def _levels(self) -> list[int]:
-        """Return the depths at which a float sum has a partial sum, to round less: loops of unknown
-        length, except the innermost one."""
+        """Return the depths of loops with a partial sum of their own, for less rounding: in a float
+        sum, those of unknown length, except the outermost reduced loop."""
         if self.fn != "sum" or self.t not in ("f32", "f64"):
             return []
         order = self.body.order

@@ -1,7 +1,7 @@
-"""Parts with their kernels → the host program that runs them.
+"""Builds the host program that runs the kernels of a Program's parts.
 
-In: a Program, its parts in order, each with the kernels that are planned for it. Out: a
-HostProgram. A part is a Program, a loop over steps, or strips of rows.
+In:  a Program, and its parts in order, each with its planned kernels. A part is a Program, a loop
+     over steps, or strips of rows. Out: a HostProgram.
 
     part0   p[t, j] = sum[k](x[t, k] * w[k, j])     take p; launch part0.k0(x, w, p)
     loop1   h[t] = tanh(p[t] + h[t - 1] @ u)        take h: [2, 8]
@@ -49,7 +49,7 @@ from lowtide.tile.ir import Kernel
 from lowtide.tile.matmul import Matmul
 from lowtide.tile.strips import ROWS, START, Strips
 
-SLOTS = 2  # of a value of which only the last step is needed: the step before, and this one
+SLOTS = 2  # rows of a stack whose older steps are dead: the step before, and this one
 
 
 class Signature(Protocol):
@@ -130,7 +130,7 @@ class _Builder:
         found = (*program.results, *program.checks)
         self.results = [self.value(same.get(n, n)) for n in found]
         self.statements: list[Statement] = []
-        self.ends: dict[str, Own] = {}  # last values of loops: how they get memory of their own
+        self.ends: dict[str, Own] = {}  # last values of loops, and their copies to own memory
 
     def value(self, name: str) -> str:
         """Return the name in the host program of a value that a part reads or writes."""
@@ -209,8 +209,8 @@ class _Builder:
                 self.emit(view)
         stacks: dict[str, str] = {}
         for name in program.outputs:
-            is_handed_on = name in loop.kept or name in parts
-            stacks[name] = self.value(name) if is_handed_on else stage.head + name
+            is_read_later = name in loop.kept or name in parts
+            stacks[name] = self.value(name) if is_read_later else stage.head + name
             if name not in parts:
                 self.take(stacks[name], defs[name], (slots(loop, name), *defs[name].shape))
         inits = (init for _, init in loop.carried.values())
@@ -279,7 +279,7 @@ class _Builder:
         """Return a loop that runs in each step of another one. `around`: outputs of the outer loop.
         Adds the inner loop's outputs to `here`."""
         assert not loop.blocks, "blocks within a step"
-        assert not (loop.until and loop.ends), "a last step that the data decide, within a step"
+        assert not (loop.until and loop.ends), "a data-dependent last step, within a step"
         stacks: dict[str, tuple[Place, Index]] = {}
         for name in loop.program.outputs:
             if name in around:
@@ -344,7 +344,7 @@ class _Builder:
         self.emit(Size(name=ROWS, index=clamp(extent, as_index(count + 1))))
         body = tuple(self.launches(stage, here))
         self.emit(Loop(step=START, begin=as_index(0), by=count, trips=trips, body=body))
-        if left.const != 0:  # these find room in what the strips before them used
+        if left.const != 0:  # a smaller strip: the temporaries of the strips before suffice
             self.emit(Size(name=ROWS, index=left))
             once = clamp(left, as_index(2))
             self.emit(Loop(step=START, begin=extent - left, by=count, trips=once, body=body))
@@ -400,7 +400,7 @@ def _renamed(m: Matmul, name_of: Callable[[str], str]) -> Matmul:
     return Matmul(left=left, right=right, result=result, points=m.points)
 
 
-# ---- when memory is given back -----------------------------------------------------------------
+# ---- when memory is freed ----------------------------------------------------------------------
 
 
 def _with_frees(

@@ -1,8 +1,8 @@
-"""Writes a Python function of ops, loops and branches among them.
+"""Prints ops, loops and branches included, as the text of a Python function.
 
-In: ops, and which of their values are wanted. Out: the function's text. A value that a loop
-carries, or the result of a branch, keeps one variable unless the old value is still read after the
-new one is computed.
+In:  ops, and those of their values that the function returns. Out: the function's text. A carried
+     value of a loop or the result of a branch reuses the variable of the value that it replaces,
+     unless the old value is still read after the new one is computed.
 
     %s.3: int = if(%c)                     if c:
       block(): yield(%s.4)          →          s = s >> 1
@@ -138,7 +138,7 @@ class Writer(Expressions):
             if old in free_values(later):
                 return
         self.called(value, name)
-        if maker.name == "loop":  # and what it begins with
+        if maker.name == "loop":  # its initial value, too
             init = maker.operands[2 + maker.results.index(value)]
             if self.ends_with(init, maker):
                 self.takes(block, init, name)
@@ -177,7 +177,7 @@ class Writer(Expressions):
             name = self.called(arg, name or self.fresh(arg.name))
             self.called(result, name)
         if self.pending and not self.pending[-1].reads.isdisjoint(self.names[a] for a in args):
-            self.flush()  # what the loop begins with is evaluated after these get their values
+            self.flush()  # before the carried variables are assigned
         head, done = self.head(op)
         self.flush()
         self.assign([self.names[a] for a in args], inits)
@@ -225,8 +225,8 @@ class Writer(Expressions):
         text = ""
         if last is not None and last.value is condition:
             self.flush(keep=1)
-            kept = [n for n, v in zip(names, values, strict=True) if self.names.get(v) != n]
-            if last.reads.isdisjoint(kept) and all(v in self.names for v in values):
+            assigned = [n for n, v in zip(names, values, strict=True) if self.names.get(v) != n]
+            if last.reads.isdisjoint(assigned) and all(v in self.names for v in values):
                 text = self.condition(condition)
         self.assign(names, values)
         if not text:
@@ -321,8 +321,8 @@ class Writer(Expressions):
         inner = list(walk(loop.blocks[0]))
         if maker in inner:
             return True
-        is_beside = self.uses.block_of[maker] is self.uses.block_of[loop]
-        return is_beside and self.uses.first_user[to] in inner
+        is_same_block = self.uses.block_of[maker] is self.uses.block_of[loop]
+        return is_same_block and self.uses.first_user[to] in inner
 
     def steps(self, steps: Pending, index: Value, block: Block, done: list[Op]) -> str:
         """Return `for i in range(start, stop, step)`, if the body begins with `i * step +

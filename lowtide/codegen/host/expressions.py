@@ -1,7 +1,7 @@
-"""Writes ops without control flow as Python expressions and assignments.
+"""Prints ops without control flow as Python expressions and assignments.
 
-In: ops. Out: lines. A value that is used once, in its own block and on its own source line, is
-inlined into its use if that keeps the order of evaluation. Other values get a variable.
+In:  ops. Out: lines. A value that is used once, in its own block and on its own source line, is
+     inlined into its use if that keeps the order of evaluation. Other values get a variable.
 
     %1: int = py.rshift(%s, %one)
     %2: int = py.xor(%1, %i)            →    s_2 = (s >> 1) ^ i
@@ -27,9 +27,9 @@ from lowtide.ir.named_results import build
 from lowtide.ir.python_text import FORMS, INFIX, PREFIX
 
 NAME: Final = "part"  # of the function
-CALLED_BACK: Final = ("raise", "assert", "print")  # have more to do than Python code shows
+CALLED_BACK: Final = ("raise", "assert", "print")  # the function calls the interpreter for these
 
-# What Python code says in another order than the op has its operands: they are evaluated so.
+# The order in which Python evaluates the operands, where it differs from the op's order.
 _ORDER: Final = {"py.contains": (1, 0), "list.set": (2, 0, 1), "dict.set": (2, 0, 1)}
 _STATEMENTS: Final = {"list.set", "list.delete", "dict.set", "dict.delete"}
 _METHODS: Final = {
@@ -46,7 +46,7 @@ NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
 
 
 def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
-    """Whether this is `x is <literal>`, of which Python warns."""
+    """Whether the op is `x is <literal>`, for which Python shows a SyntaxWarning."""
     if op.name not in ("py.is", "py.is_not"):
         return False
     return any(x[:2] == "(-" or not (x[:1] == "(" or x.isidentifier()) for x in texts)
@@ -66,7 +66,7 @@ class Pending:
 @dataclass(slots=True, kw_only=True)
 class Uses:
     """For each value: the number of uses, and the blocks of its uses and definition. `negated`:
-    comparisons `a == b` that are also known as `a != b`, which is written instead."""
+    comparisons `a != b` that are printed as `not` of an earlier `a == b`."""
 
     count: Counter[Value] = field(default_factory=Counter[Value])
     user_block: dict[Value, object] = field(default_factory=dict[Value, object])
@@ -141,12 +141,12 @@ class Expressions:
         self.uses = Uses()
         self.uses.add(ops, None)
         for v in results:
-            self.uses.count[v] += 2  # they have a variable
+            self.uses.count[v] += 2  # with two uses, they get a variable
         self.scope: dict[str, Any] = {}
         self.bound: dict[int, str] = {}
         self.names: dict[Value, str] = {}
         self.variables: set[str] = set()
-        self.replaced: dict[str, Value] = {}  # whose variable it was before
+        self.replaced: dict[str, Value] = {}  # by variable: the value that it held before
         self.taken = {NAME, *keyword.kwlist, *dir(builtins)}
         self.pending: list[Pending] = []
         self.lines: list[str] = []
@@ -213,7 +213,7 @@ class Expressions:
         names = {word for text in texts for word in re.findall(r"[A-Za-z_]\w*", text)}
         return frozenset(names & self.variables)
 
-    # -- what is not written yet --
+    # -- pending expressions --
 
     def flush(self, keep: int = 0) -> None:
         """Assign pending expressions to variables, except the last `keep`."""
@@ -331,7 +331,7 @@ class Expressions:
         if not op.operands and self.uses.count[op.result] > 1:
             name = self.name_of(op.result)
             if any(name in p.reads for p in self.pending):
-                self.flush()  # else what is pending may as well come later
+                self.flush()  # other pending expressions may be evaluated after this line
             self.line(f"{name} = []")
             return
         self.define(op, f"[{', '.join(self.take(op.operands))}]")

@@ -38,7 +38,7 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
     known = dict(sizes)
     own: dict[str, int] = {}  # sizes that the program computes
     held: dict[str, Held] = {}
-    whole: dict[str, str] = {}  # of a view: in whose memory it lies
+    whole: dict[str, str] = {}  # views, and the tensors that they are views of
 
     def taken(name: str, tensor: Tensor, kind: str, loc: Loc) -> Event:
         formula = product(tensor.shape) * tensor.dtype.itemsize
@@ -66,7 +66,7 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
                     held[name] = dataclasses.replace(found, name=name, kind=kind, loc=loc)
                 yield Event(held=held[name], takes=True)
             case Over(name=name, tensor=tensor, kind=kind, of=of, loc=loc):
-                if of in held:  # an input's memory is not this program's to count
+                if of in held:  # the memory of an input is the caller's
                     yield Event(held=held.pop(of), takes=False)
                     yield taken(name, tensor, kind, loc)
             case Work(name=name, thread_bytes=found):

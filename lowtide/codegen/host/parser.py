@@ -1,7 +1,11 @@
-"""Text → HostProgram: the inverse of `printer`.
+"""Parses the text of a HostProgram: the inverse of `printer`.
 
-In: what `print_host` wrote, or a person in a test. Out: a HostProgram, verified; raises ParseError,
-which shows the line with a caret. Places in the user's files come back with file and line only.
+In:  a text, by `print_host` or by a person. Out: a HostProgram, verified. Raises ParseError, which
+     shows the line with a caret.
+
+    take t2: f32[s0] output    # - model.py:3    →    Take(name="t2", …, loc=model.py:3)
+
+Source locations come back with file and line only.
 """
 
 from __future__ import annotations
@@ -96,7 +100,7 @@ class _Parser:
         line.end()
         return made
 
-    # -- statements, read behind their first word --
+    # -- statements, read after their first word --
 
     def size(self, line: Line) -> Size:
         name = line.name()

@@ -1,8 +1,8 @@
-"""HostProgram → text. `parser` reads it back to the same program.
+"""Prints a HostProgram as text; `parser` reads the text back to the same program.
 
 sizes s0
 input x: f32[s0, 4]
-take t2: f32[s0] output    # sum model.py:3
+take t2: f32[s0] output    # - model.py:3
 work k0.work = 64
 launch k0(x, t2) sizes (s0) work k0.work
 free k0.work

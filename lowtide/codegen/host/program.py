@@ -26,9 +26,9 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr.index import Index
 from lowtide.tile.matmul import Matmul
 
-BEGUN: Final = "begun"  # the size of a launch in a loop that is 0 in the first step, later 1
+BEGUN: Final = "begun"  # a launch's size that is 0 in the first step of its loop, later 1
 
-MUCH_BYTES: Final = 1 << 16  # of what else would stay with a part of a tensor, see `Own`
+MUCH_BYTES: Final = 1 << 16  # a view that keeps so many other bytes alive is copied: see `Own`
 
 Shape = tuple[Index, ...]
 
@@ -54,7 +54,7 @@ class Offset:
     nbytes: Index
 
 
-Place = str | Row | Offset  # where a kernel finds a tensor: the name of one, or a part of it
+Place = str | Row | Offset  # a tensor's location for a kernel: its name, or a part of another one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""HostProgram → the driver in Python: source that computes sizes, takes memory and launches.
+"""Prints a HostProgram as Python: a driver that computes sizes, takes memory and launches.
 
     def run(tensors, sizes, numbers):
         x, = tensors
@@ -47,7 +47,7 @@ from lowtide.runtime.steps import Moving, Slot, Steps, behind
 from lowtide.texpr.index import Index
 from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
 
-# A region that needs no gradients may be given tensors that require them: `x.detach() @ y`.
+# The inputs of a region that records no gradients may require them, as in `x.detach() @ y`.
 MATMUL: Final = torch.no_grad()(torch.matmul)
 _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={level})"
 
@@ -55,7 +55,7 @@ _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={
 class Dialect(ABC):
     """Writes the lines that differ between CPU and GPU. Kernel names are Python identifiers."""
 
-    chooses = True  # whether a product runs by the kernel or by the library, as is faster
+    chooses = True  # whether a product runs by the faster of kernel and library
 
     @abstractmethod
     def opening(self, program: HostProgram) -> Iterator[str]:
@@ -72,7 +72,7 @@ class Dialect(ABC):
     @abstractmethod
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
         """The line that allocates work memory for all threads. `in_loop`: launches of a loop use
-        it, and later steps may read there what an earlier step left."""
+        it, and later steps may read what an earlier step left there."""
 
     @abstractmethod
     def launch(self, launch: Launch, name: str, work: str) -> str:
@@ -162,7 +162,7 @@ class _Printer:
         self.program = program
         self.dialect = dialect
         self.loops: list[Loop] = []
-        self.sizes = dict.fromkeys(program.sizes)  # that are known here
+        self.sizes = dict.fromkeys(program.sizes)  # defined so far
         self.in_loops = {n for s in program.body if isinstance(s, Loop) for n in reads(s)}
 
     def text(self) -> str:
@@ -218,7 +218,7 @@ class _Printer:
         else:
             yield from choice_lines(name, launch.instead, text)
 
-    # -- loops: a table of launches, and of how what they are given moves from step to step --
+    # -- loops: tables of launches, whose slots say how their arguments change with the steps --
 
     def outer_loop(self, loop: Loop) -> Iterator[str]:
         yield from self.steps_of(loop)
@@ -229,7 +229,7 @@ class _Printer:
             self.sizes[loop.ran] = None
 
     def steps_of(self, loop: Loop) -> Iterator[str]:
-        """For each loop: the number of trips, the first trip, and the slot of its step."""
+        """Yield for each loop the number of trips, the first trip, and the slot of its step."""
         step, level = loop.step, len(self.loops)
         yield f"trips_{step} = {loop.trips}"
         yield f"first_{step} = {f'trips_{step} - 1' if loop.reverse else '0'}"
@@ -292,8 +292,8 @@ class _Printer:
 
 
 def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
-    """The lines that run PyTorch's matrix product or the kernel, whichever was faster at such
-    sizes."""
+    """Return the lines that run PyTorch's matrix product or the kernel, whichever was faster at
+    such sizes."""
     sizes = python_tuple(dict.fromkeys((*m.left.sizes, m.right.sizes[-1])))
     device = f"{name_of(m.left.source)}.device"
     return [

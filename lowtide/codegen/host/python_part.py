@@ -1,7 +1,7 @@
-"""Ops that touch no tensors → one Python function, which runs as Python code does.
+"""Compiles ops that touch no tensors to one Python function.
 
-In: consecutive ops of a block, on numbers, strings and containers of these, loops and branches
-among them. Out: a `PythonPart`: its text, and what runs it.
+In:  consecutive ops of a block, loops and branches included, on numbers, strings and containers of
+     these. Out: a `PythonPart`: the function and its text.
 
     %s.1: int = loop(%n, %true, %s)               def part(n):
       block(%i: int, %s.2: int):                      s = 1
@@ -29,7 +29,7 @@ from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.ir.interpret import Env, located
 
 _FILE: Final = "<lowtide python part>"
-_MOST_LOOPS, _MOST_BLOCKS = 18, 40  # in one another: CPython compiles 20, and 100 indentations
+_MOST_LOOPS, _MOST_BLOCKS = 18, 40  # nested: CPython compiles at most 20, and 100 indentations
 
 _OTHERS: Final = {
     *("const", "undef", "cast", "use", "unpack", "tuple.make", "tuple.get", "list.make"),
@@ -86,7 +86,7 @@ def plain_values(block: Block) -> frozenset[Value]:
         plain -= other
 
 
-_TENSOR: Final = Value("tensor", t.TENSOR)  # stands for any
+_TENSOR: Final = Value("tensor", t.TENSOR)  # stands for any tensor
 
 
 def _sources(op: Op) -> Iterator[tuple[Value, Sequence[Value]]]:

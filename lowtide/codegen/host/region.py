@@ -3,7 +3,7 @@
     numbers s0
     size s1 = py.mul(s0, a[1])              before the first call with these sizes
     f0 = py.truediv(a[2], 2)                each call
-    kernels (a[0]) numbers (f0) -> 2 outputs, 1 check
+    kernels (a[0]) numbers (f0) -> 2 outputs, 1 checks
     v0 = torch.select(a[0], 0, s1 - 1)      a view, by PyTorch's own op
     write a[3] = o[1]
     result o[0], v0
@@ -117,7 +117,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A permuted view of an output: dim k of the result is its dim `order[k]`."""
+    """A permuted view of an output: dim k of the view is dim `order[k]` of the output."""
 
     name: str
     of: Output
@@ -356,7 +356,7 @@ class PythonRegion:
         computed = (s.name for s in program.sizes if isinstance(s, Size))
         names = [*program.numbers, *computed]
         self.order = {name: k for k, name in enumerate(names)}
-        self.literals: dict[str, object] = {}  # by name: constants that Python cannot spell
+        self.literals: dict[str, object] = {}  # by name: constants without a Python literal
 
     def prepare(self) -> str:
         """Return the source of `prepare`, "" if no size is computed."""

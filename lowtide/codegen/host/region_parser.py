@@ -1,8 +1,11 @@
-"""Text → RegionProgram: the inverse of `region.print_region`.
+"""Parses the text of a RegionProgram: the inverse of `region.print_region`.
 
-In: what `print_region` wrote, or a person in a test. Out: a RegionProgram, verified; raises
-ParseError, which shows the line. Operands are Python expressions, read as a tree: nothing in them
-is evaluated or imported.
+In:  a text, by `print_region` or by a person. Out: a RegionProgram, verified. Raises ParseError,
+     which shows the line.
+
+    v0 = torch.select(a[0], 0, s1 - 1)    →    Call(name="v0", op="torch.select", …)
+
+Operands are read as the syntax trees of Python expressions; nothing is evaluated or imported.
 """
 
 from __future__ import annotations
@@ -220,7 +223,7 @@ class _Parser:
                 assert isinstance(inner, ast.Call)  # min(max(x, 0), (extent) - 1)
                 return clamp(self._index(inner.args[0]), self._index(extent))
             case _:
-                raise self._fail("a number that sizes give")
+                raise self._fail("a polynomial in sizes")
 
     def _computed(self, sign: str, left: ast.expr, right: ast.expr) -> Index:
         a, b = self._index(left), self._index(right)

@@ -1,9 +1,9 @@
-"""The axes of a nest that are blocks, and the broadcasting of a value to them.
+"""The axes of a kernel that are dims of blocks, and the broadcasting of values to them.
 
-In:  the axes of a kernel, with their tiles. Out: names and texts of coordinates and masks.
+In:  the axes of a kernel, with their tiles. Out: the text of coordinates and masks.
 
-    i by 64, j by 32, c by 1:  i and j are dims of blocks, c is a plain number
-    x_i[:, None], x_j[None, :], x_c          coordinates where the dims are (i, j)
+    i by 64, j by 32, c by 1:  i and j are dims of blocks, the coordinate along c is one number
+    x_i[:, None], x_j[None, :], x_c          coordinates as blocks with the dims (i, j)
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ Dims = tuple[Axis, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Blocks:
-    """`points`: of each axis that is a dim of blocks, how many it has, as text; in the order in
-    which dims stand. `exact`: axes of which no block reaches past the end. `written`: of single
-    elements that the program has stored, the names of what it holds: in memory, other threads
-    might not see them yet."""
+    """`points`: the axes that are dims of blocks, in order, and the text of the number of points
+    in a block. `exact`: axes whose blocks do not reach past the end. `written`: variables that
+    hold a stored single element; a load might not see the store of another thread."""
 
     points: Mapping[Axis, str]
     exact: frozenset[Axis]
@@ -34,27 +33,27 @@ class Blocks:
     written: dict[str, str] = field(default_factory=dict[str, str])
 
     def axis(self, a: Axis) -> str:
-        """What an axis is called."""
+        """Return the name of an axis in the text."""
         if a not in self.axes:
             self.axes[a] = a.name if a.name not in self.axes.values() else f"x{len(self.axes)}"
         return self.axes[a]
 
     def dims(self, axes: Sequence[Axis]) -> Dims:
-        """Of these axes those that are dims, in their order."""
+        """Return the axes that are dims of blocks, in the order of dims."""
         return tuple(a for a in self.points if a in axes)
 
     def shape(self, dims: Dims) -> str:
-        """The shape of a block, as text."""
+        """Return the text of a block's shape."""
         points = [self.points[a] for a in dims]
         return f"({points[0]},)" if len(points) == 1 else f"({', '.join(points)})"
 
     def coordinate(self, a: Axis, dims: Dims) -> str:
-        """The places along an axis, among dims."""
+        """Return the coordinates along an axis, as a block with `dims`."""
         name = f"x_{self.axis(a)}"
         return self.arranged(name, (a,), dims) if a in self.points else name
 
     def mask(self, axes: Sequence[Axis], dims: Dims) -> str:
-        """Which places are within these axes; "" if all are."""
+        """Return the test that points are within these axes, "" if all are."""
         tests = [
             self.arranged(f"m_{self.axis(a)}", (a,), dims)
             for a in dims
@@ -63,7 +62,7 @@ class Blocks:
         return " & ".join(tests)
 
     def arranged(self, name: str, has: Dims, dims: Dims) -> str:
-        """A block that has some dims, in their order, as one of other dims among which they are."""
+        """Return a block with dims `has` as one with `dims`, which include them."""
         if not has or has == dims:
             return name
         order = [has.index(a) for a in dims if a in has]

@@ -1,4 +1,4 @@
-"""Writes the inside of a nest as Triton: each value once, as a block of the nest's dims.
+"""Prints the inside of a nest as Triton: each value once, as a block over some of the nest's axes.
 
 In:  a nest and the kernel's `Blocks`. Out: lines of text.
 
@@ -8,9 +8,9 @@ In:  a nest and the kernel's `Blocks`. Out: lines of text.
                                              r5 = tl.where(m_j[None, :], r4, inf)
                                              w_acc = tl.minimum(w_acc, r5)
 
-An accumulator keeps the dims that it is reduced over as long as their sweep goes on (`w_…`), each
-place adding up its own; when it is over they are folded (`s_…`). What is read in between, or is a
-product of blocks, is folded at once.
+During a sweep, an accumulator `w_…` has the reduced dims, too: each element of the block has a sum
+of its own. After the sweep, it is folded into `s_…`. An accumulator that is read during the sweep
+is folded in each step. A product of blocks (`lt_dot`) adds to `s_…`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _JOIN = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "any":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wide:
-    """An accumulator's block: its own dims, and those that it is still to be folded over."""
+    """An accumulator's block during its sweep, with `dims`; the fold leaves `final`."""
 
     buffer: Buffer
     dims: Dims
-    kept: Dims
+    final: Dims
 
 
 class Body:
@@ -59,7 +59,7 @@ class Body:
         self.written = {id(w.buffer) for w in nest.writes if isinstance(w, Stage)}
 
     def text(self) -> list[str]:
-        """The lines of the nest."""
+        """Return the lines of the nest."""
         for w in self.nest.writes:
             if isinstance(w, Accumulate):
                 self._accumulate(w)
@@ -72,7 +72,7 @@ class Body:
     # -- values --
 
     def value(self, e: Expr, dims: Dims) -> str:
-        """The name of a value as a block among dims; of size 1 along those that it has not."""
+        """Return the name of a value as a block with `dims`, of size 1 along unused ones."""
         found = self.known.get((e, dims))
         if found is None:
             buffer = self.nest.reads.get(e)
@@ -97,7 +97,8 @@ class Body:
         if isinstance(e, At):
             return f"lt_wide({self._index(e.index, dims)}, tl.int64)"
         if isinstance(e, Scalar):
-            return f"tl.cast(v_{e.name}, {pw.type_of(e.dtype)})"  # added to 0, -0.0 would be 0.0
+            # `lt_wide` adds to 0, which would turn -0.0 into 0.0.
+            return f"tl.cast(v_{e.name}, {pw.type_of(e.dtype)})"
         if isinstance(e, Select):
             return f"tl.where({', '.join(self.value(c, dims) for c in (e.cond, e.yes, e.no))})"
         if isinstance(e, Cast):
@@ -126,7 +127,7 @@ class Body:
         dtype = self.blocks.memory[e.source]
         offset = address(e, self.blocks.strides)
         place = self._index(offset, dims)
-        mask = self.blocks.mask(_axes_of(offset), dims)  # along an axis of stride 0 all is one
+        mask = self.blocks.mask(_axes_of(offset), dims)  # an axis of stride 0 needs no mask
         masked = f", mask={mask}, other=0" if mask else ""
         text = f"tl.load(p_{e.source} + ({place}){masked})"
         if dtype.name == "bool":
@@ -138,7 +139,7 @@ class Body:
         return self.blocks.arranged(f"s_{buffer.name}", self.blocks.dims(buffer.axes), dims)
 
     def _full(self, name: str, dims: Dims) -> str:
-        """The block with all its points."""
+        """Return the text that broadcasts a block to all its dims."""
         return f"tl.broadcast_to({name}, {self.blocks.shape(dims)})" if dims else name
 
     # -- writes --
@@ -166,10 +167,10 @@ class Body:
         self.lines.append(f"tl.store({places}, {self._full(value, dims)}{masked})")
 
     def _places(self, w: Store, dims: Dims) -> str:
-        """Where each point of a block lies."""
+        """Return the pointers to the elements of a block."""
         offset = place_in(w.index, self.blocks.strides[w.target])
         place = self._index(offset, dims)
-        if not set(dims) <= set(_axes_of(offset)):  # points that share a place, or a row of none
+        if not set(dims) <= set(_axes_of(offset)):  # a dim that the offset does not depend on
             place = f"tl.full({self.blocks.shape(dims)}, 0, INDEX) + {place}"
         return f"p_{w.target} + ({place})"
 
@@ -179,15 +180,15 @@ class Body:
         wide = self.wide[w.buffer.name]
         if (product := product_of(w, self.blocks)) is not None:
             self._product(w.buffer, product)
-        elif wide.dims != wide.kept:
+        elif wide.dims != wide.final:
             self._add_up(w, "w_", wide.dims)
         elif inner := self.blocks.dims(w.over):
-            self._fold_in(w, self.blocks.dims((*wide.kept, *inner)), wide.kept)
+            self._fold_in(w, self.blocks.dims((*wide.final, *inner)), wide.final)
         else:
-            self._add_up(w, "s_", wide.kept)
+            self._add_up(w, "s_", wide.final)
 
     def _add_up(self, w: Accumulate, head: str, dims: Dims) -> None:
-        """Each place of the accumulator's block takes in its own value."""
+        """Print an elementwise update of an accumulator's block."""
         name, e = f"{head}{w.buffer.name}", w.expr
         is_sum = w.fn == "sum" and e.dtype.is_float and isinstance(e, Apply) and e.fn == "mul"
         if is_sum and not self.blocks.mask(w.over, dims):
@@ -199,10 +200,10 @@ class Body:
             value = self._masked(w, dims)
             self.lines.append(f"{name} = {pw.call(_JOIN[w.fn], w.buffer.dtype, [name, value])}")
 
-    def _fold_in(self, w: Accumulate, dims: Dims, kept: Dims) -> None:
-        """The block is folded at once, and joins what there is."""
+    def _fold_in(self, w: Accumulate, dims: Dims, final: Dims) -> None:
+        """Print the fold of a block to its `final` dims, and the update of the accumulator."""
         value = self._full(self._masked(w, dims), dims)
-        over = [k for k, a in reversed([*enumerate(dims)]) if a not in kept]
+        over = [k for k, a in reversed([*enumerate(dims)]) if a not in final]
         if w.fn in ARG:
             at = self._full(self._place(w, dims), dims)
             for k in over:
@@ -217,7 +218,7 @@ class Body:
         self.lines.append(f"{name} = {pw.call(_JOIN[w.fn], w.buffer.dtype, [name, value])}")
 
     def _masked(self, w: Accumulate, dims: Dims) -> str:
-        """What is added up: neutral where a block reaches past the end of what is reduced over."""
+        """Return the accumulated value; it is neutral past the end of a reduced axis."""
         value, mask = self.value(w.expr, dims), self.blocks.mask(w.over, dims)
         if not mask:
             return value
@@ -226,7 +227,7 @@ class Body:
         return self._named(f"tl.where({mask}, {value}, {neutral})")
 
     def _better(self, w: Accumulate, head: str, value: str, at: str) -> None:
-        """Keeps the best that was seen, and where: the first of equals."""
+        """Print the update of an argmin or argmax: the best value, and the first index of it."""
         assert w.buffer.twin is not None
         place, best = f"{head}{w.buffer.name}", f"{head}{w.buffer.twin.name}"
         test = self._named(f"lt_better({value}, {best}, {w.fn == 'argmin'})")
@@ -254,12 +255,12 @@ class Body:
             name = self._named(f"tl.where({mask}, {name}, 0)")
         full = self._full(name, dims)
         if half is not None:
-            return f"{full}.to({pw.TYPES[half.name]})"  # it is a number of that dtype already
+            return f"{full}.to({pw.TYPES[half.name]})"  # exact: the value was cast from this dtype
         return pw.rounded(full, e.dtype)
 
     def _is_zero_beyond(self, e: Expr, a: Axis) -> bool:
-        """Is it what lies in memory along an axis? Beyond its end a masked load gives 0. (Where the
-        stride is 0 nothing is masked; and what the program holds was computed there, too.)"""
+        """Whether a value is 0 past the end of an axis, as a masked load from memory is. A load
+        with stride 0 along the axis is not masked, nor is a value that the program holds."""
         while isinstance(e, Cast):
             e = e.arg
         if not isinstance(e, Load) or e.source in self.blocks.values:
@@ -268,7 +269,7 @@ class Body:
 
 
 def _axes_of(index: Index) -> list[Axis]:
-    """The axes along which an index differs."""
+    """Return the axes that an index depends on."""
     found: list[Axis] = []
     for atom in deep_atoms(index):
         found += [atom] if isinstance(atom, Axis) else []
@@ -277,7 +278,7 @@ def _axes_of(index: Index) -> list[Axis]:
 
 
 def product_of(w: Accumulate, blocks: Blocks) -> BlockProduct | None:
-    """The product of blocks that an accumulation is, if it is one."""
+    """Return the matrix product of blocks that an accumulation computes, None if none."""
     kept, over = blocks.dims(w.buffer.axes), blocks.dims(w.over)
     points = (blocks.points[a] for a in (*kept, *over))
     if any(n.isdigit() and int(n) < LEAST_PRODUCT for n in points):
@@ -286,13 +287,13 @@ def product_of(w: Accumulate, blocks: Blocks) -> BlockProduct | None:
 
 
 def fold_lines(wide: Wide, blocks: Blocks) -> list[str]:
-    """The folds of an accumulator whose sweeps are over."""
+    """Return the lines that fold an accumulator after its sweeps."""
     b, dims = wide.buffer, list(wide.dims)
     source = f"w_{b.name}"
     lines: list[str] = []
     twin = b.twin
     best = f"w_{twin.name}" if twin is not None else ""
-    for a in reversed([a for a in dims if a not in wide.kept]):
+    for a in reversed([a for a in dims if a not in wide.final]):
         k = dims.index(a)
         dims.remove(a)
         if twin is not None:

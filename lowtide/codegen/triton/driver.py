@@ -1,4 +1,4 @@
-"""How a driver on a GPU takes memory and launches: see `host/python`.
+"""The lines of a driver that differ on a GPU: allocations and launches. See `host/python`.
 
 t3 = empty((N, M), dtype=torch.float32, device=device)
 launch_k0(programs, reach, x, y, t3, N, M, W_c=power(C))
@@ -22,7 +22,7 @@ from lowtide.texpr.index import Index
 
 
 class BlockDialect(Dialect):
-    """See the module's text. `texts`: the kernels, by their names in the driver; `home`: the
+    """See the module's text. `texts`: the kernels, by their names in the driver. `home`: the
     device of a program without inputs."""
 
     def __init__(

@@ -1,6 +1,7 @@
-"""A `Kernel` of blocks as a Triton function: a program for each tile of its grid.
+"""Prints a `Kernel` as a Triton function: one program for each tile of the grid.
 
-In:  a planned kernel and what lies in memory. Out: a `BlockText`: the function, and what it takes.
+In:  a planned kernel; dtypes and strides of tensors. Out: a `BlockText`: the function, and its
+     parameters.
 
     @jit
     def k0(p_x, p_out, z_N, INDEX: tl.constexpr, PRECISION: tl.constexpr):
@@ -38,17 +39,16 @@ from lowtide.texpr.index import (
 )
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep, Tiled
 
-INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: the index type, that of products
+INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: index type, precision of products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockText:
-    """What a launch hands over, in order: `tensors`, those in `outputs` last, `sizes`, `numbers`,
-    then by name `widths`: of axes that a program holds in full, the points. `dividing`: sizes by
-    which memory is strided. `programs`: how many there are; `reach`: no number that it counts
-    places with is larger than the largest of these. `own`: pairs of what is read and what is
-    written, if a program, where these lie in the same memory, reads there but what it writes
-    itself. `body`: lines of the text."""
+    """A function and its parameters, in order: `tensors` (`outputs` last), `sizes`, `numbers`, and
+    by name `widths`: lengths of the axes that a program holds in full. `dividing`: sizes that occur
+    in strides. `programs`: number of programs. `reach`: their maximum bounds all indices and what
+    they are computed from. `own`: pairs (read, written) of tensors such that a program that finds
+    both in the same memory reads only elements that it writes itself. `body`: lines of the text."""
 
     name: str
     text: str
@@ -67,27 +67,27 @@ class BlockText:
 
     @property
     def thread_bytes(self) -> Index:
-        """A program has registers only."""
+        """The work memory of a thread: none."""
         return as_index(0)
 
 
 def number_parameter(name: str) -> str:
-    """A number among the parameters."""
+    """Return the parameter for a number."""
     return f'v_{name}: "fp64"'
 
 
 def constant_parameters(widths: Iterable[str]) -> list[str]:
-    """What a function is compiled for: its last parameters."""
+    """Return the last parameters: the constants that a function is compiled for."""
     return [f"{w}: tl.constexpr" for w in (*widths, INDEX, PRECISION)]
 
 
 def launch_line(warps: int, stages: int) -> str:
-    """What a launch says beside the text; so that texts are the same only where this is, too."""
+    """Return a comment with the options of a launch, so that equal texts have equal options."""
     return f"# {warps} warps, {stages} stages"
 
 
 def size_line(name: str) -> str:
-    """Sizes are counted in what places are."""
+    """Return the line that converts a size to the index type."""
     return f"z_{name} = lt_wide(z_{name}, {INDEX})"
 
 
@@ -96,7 +96,7 @@ def block_text(
     memory: Mapping[str, DType],
     strides: Mapping[str, tuple[Index, ...]],
 ) -> BlockText:
-    """Print one kernel. `memory` and `strides` cover the tensors that it reads and writes."""
+    """Return the text of a kernel. `memory`, `strides`: of the tensors that it reads and writes."""
     return _Printer(kernel, memory, strides).text()
 
 
@@ -118,14 +118,14 @@ class _Printer:
         self.wide = {w.buffer.name: w for w in self._accumulators()}
         self.serial = [0]
         self.open: list[Axis] = []
-        self.waiting: dict[str, frozenset[Axis]] = {}  # accumulators, and the sweeps they wait for
+        self.waiting: dict[str, frozenset[Axis]] = {}  # accumulators, and their open sweeps
 
     def _axes(self) -> list[Axis]:
-        """All axes, those of the grid first, then kept ones before those that are swept."""
+        """Return all axes: those of the grid, those that buffers hold in full, then the others."""
         nests = list(self.kernel.nests())
-        kept = [a for b in self.kernel.buffers for a in b.axes if a in b.whole]
-        swept = [a for n in nests for a in n.axes]
-        return list(dict.fromkeys([*(t.axis for t in self.kernel.grid), *kept, *swept]))
+        whole = [a for b in self.kernel.buffers for a in b.axes if a in b.whole]
+        other = [a for n in nests for a in n.axes]
+        return list(dict.fromkeys([*(t.axis for t in self.kernel.grid), *whole, *other]))
 
     def _points(self) -> dict[Axis, str]:
         found: dict[Axis, str] = {}
@@ -147,16 +147,17 @@ class _Printer:
         return bool(extent) and points.isdigit() and extent % int(points) == 0
 
     def _accumulators(self) -> Iterator[Wide]:
-        """How each accumulator is held while it goes on."""
+        """Yield the block of each accumulator. It has the reduced dims during the sweep, unless
+        the accumulator is read or rescaled in the sweep, or is a product of blocks."""
         nests = list(self.kernel.nests())
         changed = {w.buffer.name for n in nests for w in n.writes if isinstance(w, Stage)}
         for w in (w for n in nests for w in n.writes if isinstance(w, Accumulate)):
             b = w.buffer
-            kept = self.blocks.dims(b.axes)
+            final = self.blocks.dims(b.axes)
             running = b.name in changed or f"{b.name}_old" in self.kernel.values
             at_once = running or product_of(w, self.blocks) is not None
             over = () if at_once else self.blocks.dims(w.over)
-            yield Wide(buffer=b, dims=self.blocks.dims((*b.axes, *over)), kept=kept)
+            yield Wide(buffer=b, dims=self.blocks.dims((*b.axes, *over)), final=final)
 
     # -- text --
 
@@ -204,18 +205,19 @@ class _Printer:
         )
 
     def _check_reads(self) -> None:
-        """No thread reads from memory what another one of the same launch has written there."""
+        """Assert that no load reads what a thread of the same launch has stored."""
         held = {*self.kernel.values, *self.blocks.written}
         for read in nodes_of(self.kernel):
             if isinstance(read, Load) and read.source in self.kernel.outputs:
                 assert read.source in held, f"{self.kernel.name} reads its own {read.source}"
 
     def _is_whole(self, t: Tiled) -> bool:
-        """Does every program have all points of the axis?"""
+        """Whether each program has all points of an axis."""
         return t.axis.extent.const is not None and t.axis.extent.const <= (t.tile or 1)
 
     def _own(self) -> Iterator[tuple[str, str]]:
-        """See `BlockText`: along each axis that programs share both are at the same place."""
+        """Yield the pairs of `BlockText.own`. Their indices are equal along each axis of the grid
+        that is divided among programs."""
         grid = [as_index(t.axis) for t in self.kernel.grid if not self._is_whole(t)]
         stores = [w for n in self.kernel.nests() for w in n.writes if isinstance(w, Store)]
         loads = [x for x in nodes_of(self.kernel) if isinstance(x, Load)]
@@ -244,13 +246,13 @@ class _Printer:
                 yield f"rest = rest // ({count})"
 
     def _held(self) -> Iterator[str]:
-        """The axes that a program holds in full."""
+        """Yield the coordinates of the axes that a program holds in full."""
         for a in self.blocks.points:
             if self.tiles.get(a) is None:
                 yield from self._along(a, "0")
 
     def _along(self, a: Axis, begin: str) -> Iterator[str]:
-        """The coordinates of a tile that begins there, and which of them are within the axis."""
+        """Yield the coordinates of a tile from its `begin`, and the mask of those in the axis."""
         name = self.blocks.axis(a)
         if a not in self.blocks.points:
             yield f"x_{name} = lt_wide({begin}, {INDEX})"
@@ -282,12 +284,12 @@ class _Printer:
         for w in nest.writes:
             if isinstance(w, Accumulate) and w.buffer.name in self.wide:
                 wide = self.wide[w.buffer.name]
-                if wide.dims != wide.kept:
+                if wide.dims != wide.final:
                     self.waiting[wide.buffer.name] = frozenset(w.over).intersection(self.open)
         return Body(nest, self.blocks, self.wide, self.serial).text()
 
     def _folds(self) -> Iterator[str]:
-        """Accumulators whose sweeps are over."""
+        """Yield the folds of accumulators whose sweeps are closed."""
         for name, over in list(self.waiting.items()):
             if over.isdisjoint(self.open):
                 del self.waiting[name]
@@ -296,7 +298,7 @@ class _Printer:
     def _fill(self, stmt: Fill) -> str:
         b = stmt.buffer
         wide = self._wide_of(b)
-        head = "w" if wide.dims != wide.kept else "s"
+        head = "w" if wide.dims != wide.final else "s"
         shape, value = self.blocks.shape(wide.dims), literal(stmt.value, b.dtype)
         return f"{head}_{b.name} = tl.full({shape}, {value}, {type_of(b.dtype)})"
 
@@ -306,21 +308,20 @@ class _Printer:
         return next(w for w in self.wide.values() if w.buffer.twin is b)
 
     def _indices(self) -> Iterator[Index]:
-        """Every polynomial that the text prints."""
+        """Yield every polynomial that the text prints."""
         yield from (a.extent for a in self._axes())
         yield from indices_of(self.kernel, self.blocks.strides)
 
 
 def _meet(a: tuple[Index, ...], b: tuple[Index, ...], axes: Iterable[Index]) -> bool:
-    """Are two places the same along each of these axes?"""
+    """Whether two indices are equal along each of these axes."""
     same = [x for x, y in zip(a, b, strict=True) if x == y]
     return all(axis in same for axis in axes)
 
 
 def reach(index: Index) -> Iterator[Index]:
-    """Polynomials in sizes that neither the index nor anything in it exceeds, whatever the signs.
-
-    A place in a tensor is no larger than that, but x[k // N] may count a k that no tensor has."""
+    """Yield polynomials in sizes that bound an index and all that it is computed from, by absolute
+    value. The index of x[k // N] lies in x; k itself may be larger than any tensor."""
     yield _largest(index)
     for atom in deep_atoms(index):
         if isinstance(atom, FloorDiv | Mod | Clamp):
@@ -328,12 +329,12 @@ def reach(index: Index) -> Iterator[Index]:
 
 
 def _greatest(found: Iterable[Index]) -> list[Index]:
-    """Without those of which each term is no larger than one of another polynomial."""
-    kept: list[Index] = []
+    """Return the polynomials, except those that another one exceeds in each term."""
+    largest: list[Index] = []
     for bound in found:
-        if not any(_is_within(bound, other) for other in kept):
-            kept = [other for other in kept if not _is_within(other, bound)] + [bound]
-    return kept
+        if not any(_is_within(bound, other) for other in largest):
+            largest = [other for other in largest if not _is_within(other, bound)] + [bound]
+    return largest
 
 
 def _is_within(a: Index, b: Index) -> bool:
@@ -353,9 +354,9 @@ def _largest_atom(atom: Atom) -> Index:
         num = _largest(atom.num)
         quotient = floordiv(num, atom.den)
         is_safe = all(a.den.const for a in quotient.atoms() if isinstance(a, FloorDiv))
-        return quotient if is_safe else num  # a size may be 0
+        return quotient if is_safe else num  # a size in a denominator may be 0
     if isinstance(atom, Mod):
         return _largest(atom.den)
     if isinstance(atom, Clamp):
         return _largest(atom.extent)
-    return as_index(1) if isinstance(atom, Gather) else as_index(atom)  # gathered: in 64 bits
+    return as_index(1) if isinstance(atom, Gather) else as_index(atom)  # a gathered index is i64

@@ -1,4 +1,9 @@
-"""Kernels of blocks: Triton functions, on a GPU or in Triton's interpreter."""
+"""The kernels of a Program in Triton, for a GPU or for Triton's interpreter.
+
+In:  a `Fusion`, as for `codegen/kernels`. Out: `BlockKernels`; a driver calls them as
+
+    launch_k0(programs, reach, *tensors, *sizes, *numbers, **widths)
+"""
 
 from __future__ import annotations
 
@@ -34,11 +39,11 @@ _POINTERS = {
     "f64": "*fp64", "f32": "*fp32", "bf16": "*bf16", "f16": "*fp16", "i64": "*i64", "i32": "*i32",
     "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
-_USUAL_WIDTH = 64  # of what a program holds in full
+_USUAL_WIDTH = 64  # of an axis that a program holds in full
 
 
 class BlockKernels(Kernels):
-    """See `Kernels`. `machine`: "cuda:0", say, or "interpreter" for tensors of the CPU."""
+    """See `Kernels`. `machine`: such as "cuda:0", or "interpreter" for CPU tensors."""
 
     language = "Triton"
     measures_products = chooses_halves = True
@@ -133,23 +138,24 @@ class BlockKernels(Kernels):
         return tuple(why for k in self._kernels.values() for why in k.faults.values())
 
     def _looped(self) -> Looped | None:
-        """All steps in one launch, where a step is one kernel."""
+        """Return the function that runs all steps in one launch. None unless a step is one kernel
+        whose number of programs and widths are the same in all steps."""
         if not self.is_step or len(self.texts) != 1:
             return None
         (text,) = self.texts
-        asked = (text.programs, *text.widths.values())
-        is_steady = self.moving.isdisjoint(n for index in asked for n in size_names(index))
+        fixed = (text.programs, *text.widths.values())
+        is_steady = self.moving.isdisjoint(n for index in fixed for n in size_names(index))
         return looped_text(text, self.moving) if is_steady else None
 
     def _moves(self, looped: Looped) -> tuple[str, ...]:
-        """Triton's types of how tensors and sizes move."""
+        """Return Triton's types of the parameters that `looped` adds to the kernel's."""
         pointers = (_POINTERS[self.memory_dtypes[n].name] for n in looped.tensors)
         firsts = (*pointers, *("i64" for _ in looped.sizes))
         moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
         return (*moves, *("i32" for _ in COUNTS))
 
     def taken(self) -> dict[str, block_kernels.Taken]:
-        """What each function of the module takes: kernels, then that for all steps."""
+        """Return the parameters of each function in the module, the one for all steps last."""
         found = {t.name: self._taken(t) for t in self.texts}
         if self.looped is not None:
             more = self._moves(self.looped)
@@ -167,8 +173,8 @@ class BlockKernels(Kernels):
         )
 
     def cubin(self, name: str, capability: int, wide: bool = False) -> Cubin:
-        """A function for GPUs of a capability, all that it takes being multiples of 16; on any
-        machine. `wide`: counting in 64 bits."""
+        """Compile a function for a GPU capability, such as 90; this needs no GPU. All arguments
+        are taken as multiples of 16. `wide`: indices have 64 bits."""
         taken = self.taken()[name]
         kernel = CompiledKernel(block_kernels.load(self.source, interpreted=False)[name], taken)
         aligned = [ALIGNED] * len(taken.types(wide))

@@ -1,14 +1,14 @@
-"""All steps of a loop in one launch: a kernel whose programs run the steps.
+"""Runs all steps of a loop in one launch: each program runs the steps one after another.
 
-In:  the `BlockText` of a step's only kernel; which of its tensors and sizes move with the steps.
-Out: a second function. It is right where no program reads what another one has written at an
-     earlier step: where there is but one program, or each keeps to places of its own.
+In:  the `BlockText` of a step's only kernel; the tensors and sizes that change with the steps.
+Out: a second function. It may be used if no program reads what another program wrote in an earlier
+     step: if there is only one program, or if each reads and writes elements of its own.
 
     k0(p_h, p_out, z_t)                      k0_steps(o_h, o_out, o_t, moves …, trips, begin, by)
     h = tl.load(p_h + x_i)                   for lt_k in lt_range(0, trips):
     tl.store(p_out + x_i, h * z_t)               p_h = lt_row(lt_k, t, f_h, o_h, …)
                                                  …
-                                                 barrier: what threads have written others may read
+                                                 barrier: threads see each other's stores
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from lowtide.codegen.triton.kernel import (
     size_line,
 )
 
-MOVE = ("stride", "shift", "rows")  # what a move has beside where it begins, see `lt_row`
+MOVE = ("stride", "shift", "rows")  # parameters of a tensor or size that moves: see `lt_row`
 COUNTS = ("lt_trips", "lt_begin", "lt_by")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looped:
-    """`tensors`, `sizes`: those that move. The function takes what the kernel does; after numbers,
-    for each of them in this order where it is at the first step, then its `MOVE`; then `COUNTS`."""
+    """The function for all steps. `tensors`, `sizes`: those that move. After the kernel's tensors,
+    sizes and numbers come, for each that moves, its value in the first step and its `MOVE`; then
+    `COUNTS`."""
 
     name: str
     text: str
@@ -40,7 +41,7 @@ class Looped:
 
 
 def looped_text(text: BlockText, moving: Container[str]) -> Looped:
-    """The function for all steps."""
+    """Return the function for all steps. `moving`: names that change with the steps."""
     tensors = tuple(n for n in text.tensors if n in moving)
     sizes = tuple(n for n in text.sizes if n in moving)
     moves = dict.fromkeys(tensors, "p") | dict.fromkeys(sizes, "z")
@@ -65,7 +66,7 @@ def looped_text(text: BlockText, moving: Container[str]) -> Looped:
         "@jit",
         f"def {name}({', '.join(parameters)}):",
         *(f"    {size_line(n)}" for n in text.sizes if n not in moves),
-        "    for lt_k in lt_range(0, lt_trips, num_stages=1):",  # nothing is read ahead
+        "    for lt_k in lt_range(0, lt_trips, num_stages=1):",  # a prefetch could miss a store
         *("        " + line for line in step),
     ]
     return Looped(name=name, text="\n".join(lines) + "\n", tensors=tensors, sizes=sizes)

@@ -1,8 +1,10 @@
-"""Kernels of blocks as one Python module: imports, helper functions, kernels.
+"""The source of a Python module with Triton kernels: imports, helper functions, kernels.
 
-In: texts of functions. Out: the source of a module, whose functions are Triton's where `jit` is.
-Triton's folds give int32 for shorter integers; here they keep the dtype, in which later ones wrap.
-`jit` and `lib` come from `runtime/block_kernels`: compiled for a GPU, or interpreted.
+In:  texts of functions. Out: the source of a module. `runtime/block_kernels` defines `jit` and
+     `lib` in it: compiled for a GPU, or interpreted.
+
+Triton's reductions return int32 for shorter integers. `lt_sum` and its like cast back to the dtype,
+in which later operations wrap around.
 """
 
 from __future__ import annotations
@@ -201,5 +203,5 @@ def lt_where_best(x, best, at, axis: tl.constexpr):
 
 
 def module_text(texts: Iterable[str]) -> str:
-    """The source of a module with these functions."""
+    """Return the source of a module with these functions."""
     return "\n\n".join([PRELUDE, *texts])

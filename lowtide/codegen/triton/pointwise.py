@@ -1,6 +1,9 @@
-"""Pointwise functions as Triton: one table row per function and kind of operand.
+"""Prints pointwise functions as Triton: one table row per function and kind of operand.
 
-In: a function's name, its operands' dtype and texts. Out: text of an expression.
+In:  a function's name, its operands' dtype and texts. Out: the text of an expression.
+
+    call("add", f32, ["a", "b"])  →  "(a + b)"       call("exp", f32, ["a"])  →  "lib.exp(a)"
+
 A bf16 or f16 is held as a float32 of the same value, a bool as int1. `lib` is libdevice, NVIDIA's
 mathematical library; `lt_…` are functions of the prelude (`module`).
 """
@@ -31,7 +34,7 @@ _FLOAT = {
     **{name: f"lib.{name}({{0}})" for name in _LIBRARY},
     **{name: f"lib.{name}({{0}}, {{1}})" for name in ("pow", "atan2", "copysign", "fmod")},
     "sqrt": "tl.sqrt_rn({0})", "div": "tl.div_rn({0}, {1})", "fma": "tl.fma({0}, {1}, {2})",
-    "neg": "({0} * -1.0)",  # Triton's minus was 0.0 - x at first, which is 0.0 for 0.0
+    "neg": "({0} * -1.0)",  # some versions of Triton compute 0.0 - x, which is 0.0 for 0.0
     "round": "lib.rint({0})", "reciprocal": "tl.div_rn(lt_like(1, {0}), {0})",
     "sigmoid": "lt_sigmoid({0})", "mod": "lt_remainder({0}, {1})",
     "floordiv": "lt_floor_divide({0}, {1})",
@@ -63,7 +66,7 @@ _MASKS = {
 
 
 def table(dtype: DType) -> dict[str, str]:
-    """The functions of operands of a dtype."""
+    """Return the functions of operands of a dtype, and their texts."""
     if dtype.name == "bool":
         return _MASKS
     if not dtype.is_float:
@@ -72,17 +75,17 @@ def table(dtype: DType) -> dict[str, str]:
 
 
 def held_as(dtype: DType) -> DType:
-    """The dtype in which values are held in a program."""
+    """Return the dtype in which a program holds values of a dtype."""
     return BY_NAME[dtype.compute]
 
 
 def type_of(dtype: DType) -> str:
-    """Triton's name for how values are held."""
+    """Return Triton's name of the dtype in which values are held."""
     return TYPES[held_as(dtype).name]
 
 
 def call(fn: str, dtype: DType, args: list[str]) -> str:
-    """Text for `fn(args)` where the operands have `dtype`. Raises NotImplementedError."""
+    """Return the text of `fn(args)` for operands of a dtype. Raises NotImplementedError."""
     found = table(dtype).get(fn)
     if found is None:
         raise NotImplementedError(f"{fn} of {dtype} on a GPU")
@@ -90,7 +93,7 @@ def call(fn: str, dtype: DType, args: list[str]) -> str:
 
 
 def cast(source: DType, to: DType, arg: str) -> str:
-    """Text for a cast; rounds where `to` is a 16-bit float."""
+    """Return the text of a cast; it rounds if `to` is a 16-bit float."""
     if source is to:
         return arg
     if to.name == "bool":
@@ -104,14 +107,14 @@ def cast(source: DType, to: DType, arg: str) -> str:
 
 
 def rounded(value: str, dtype: DType) -> str:
-    """What is held, as it lies in memory."""
+    """Return the text that converts a held value to its dtype in memory."""
     if type_of(dtype) == TYPES[dtype.name]:
         return value
     return f"lt_{dtype.name}({value}).to({TYPES[dtype.name]})"
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
-    """A number as Python writes it."""
+    """Return the Python text of a number."""
     if not dtype.is_float:
         return repr(int(value))
     x = float(value)
@@ -119,7 +122,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def constant(value: float | int | bool, dtype: DType) -> str:
-    """A number, typed. (-0.0 would be 0.0 to some versions of Triton.)"""
+    """Return a typed number. -0.0 is a product: some versions of Triton make it 0.0."""
     if dtype.is_float and value == 0 and math.copysign(1, value) < 0:
         return f"({constant(0, dtype)} * -1.0)"
     return f"tl.full((), {literal(value, dtype)}, {type_of(dtype)})"

@@ -1,7 +1,10 @@
-"""Launches all steps of a program of blocks one after another, or at once (`looped`).
+"""Launches all steps of a loop on a GPU: one after another, by a CUDA graph, or in one launch.
 
-In: the launches of a step (`BlockLaunch`), the tensors in whose memory their slots lie.
+In:  the launches of a step (`BlockLaunch`), and the tensors that the slots point into.
 Out: nothing; the steps have been launched.
+
+    one kernel per step, no program reads another's stores       one launch of `looped`
+    the same loop was launched before                            a CUDA graph of all steps
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from lowtide.texpr.sizes import evaluate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLaunch:
-    """What the slots of a launch are for: the text's tensors, of which they hold addresses, sizes
-    and numbers. `sizes`: those that no step changes, too; `itemsizes`: bytes of tensors' elements;
+    """How to launch a kernel. The slots hold the addresses of the text's tensors, its sizes and its
+    numbers. `sizes`: all sizes in the first step. `itemsizes`: bytes of tensors' elements.
     `all_steps`: the kernel of `looped`."""
 
     kernel: BlockKernel
@@ -39,18 +42,18 @@ class BlockLaunch:
 def run_blocks(
     steps: Steps, device: torch.device, tensors: Sequence[torch.Tensor], graphs: Graphs | None
 ) -> None:
-    """Launches the kernels of all steps, those of loops within steps among them; by one of
-    `graphs` where they were launched before. `tensors`: in whose memory their slots lie."""
+    """Launch the kernels of all steps, inner loops included. `tensors`: those that the slots point
+    into. `graphs`: CUDA graphs of earlier launches; None: do not use any."""
     runner = _Runner(device, tensors)
     if graphs is None:
         runner.loop(steps)
     elif not runner.is_at_once(steps):
-        said = (device, precision(), tuple(runner.nbytes), _key(steps))
-        graphs.launch(said, device, _count(steps), lambda: runner.each(steps))
+        key = (device, precision(), tuple(runner.nbytes), _key(steps))
+        graphs.launch(key, device, _count(steps), lambda: runner.each(steps))
 
 
 def _key(steps: Steps) -> Hashable:
-    """All that decides what is launched."""
+    """Return all that the launches depend on."""
     made = (_key(x) if isinstance(x, Steps) else _launch_key(x) for x in steps.launches)
     return (steps.trips, steps.reverse, steps.level, *made)
 
@@ -62,7 +65,7 @@ def _launch_key(launch: Launch) -> Hashable:
 
 
 def _count(steps: Steps) -> int:
-    """How many launches there are at most."""
+    """Return the number of launches, if no loop runs in one launch."""
     return steps.trips * sum(_count(x) if isinstance(x, Steps) else 1 for x in steps.launches)
 
 
@@ -70,15 +73,15 @@ class _Runner:
     def __init__(self, device: torch.device, tensors: Sequence[torch.Tensor]) -> None:
         self.device = device
         self.nbytes = [t.untyped_storage().nbytes() for t in tensors]
-        self.now: dict[int, tuple[int, int]] = {}  # by level: which step it is, the k-th that runs
-        self.prepared: dict[int, _Prepared] = {}  # by id of a launch, which `Steps` keep alive
+        self.now: dict[int, tuple[int, int]] = {}  # by level: the step, and how many ran before
+        self.prepared: dict[int, _Prepared] = {}  # by id of a launch, which `Steps` keeps alive
 
     def loop(self, steps: Steps) -> None:
         if not self.is_at_once(steps):
             self.each(steps)
 
     def each(self, steps: Steps) -> None:
-        """One step after another."""
+        """Launch one step after another."""
         for k in range(steps.trips):
             self.now[steps.level] = steps.trips - 1 - k if steps.reverse else k, k
             for launch in steps.launches:
@@ -88,7 +91,7 @@ class _Runner:
                     self.launch(launch)
 
     def is_at_once(self, steps: Steps) -> bool:
-        """Whether one launch has run all steps."""
+        """Launch all steps at once, if that is possible; return whether it was."""
         only = steps.launches[0]
         if len(steps.launches) != 1 or isinstance(only, Steps) or steps.trips == 0:
             return False
@@ -100,7 +103,7 @@ class _Runner:
         return True
 
     def made(self, launch: Launch) -> _Prepared:
-        """What is known of a launch."""
+        """Return a launch with what all steps have in common."""
         found = self.prepared.get(id(launch))
         if found is None:
             found = self.prepared[id(launch)] = _Prepared(launch, self.nbytes, self.device)
@@ -110,7 +113,7 @@ class _Runner:
         self.made(launch).launch([self.value(x) for x in launch.slots])
 
     def value(self, slot: float | Slot) -> float:
-        """What a slot holds at this step."""
+        """Return the value of a slot in this step."""
         if not isinstance(slot, Moving):
             return slot
         t, k = self.now[slot.level]
@@ -120,8 +123,8 @@ class _Runner:
 
 
 class _Prepared:
-    """What all steps have in common of a launch: its form and how many programs there are, unless
-    a size that moves has a say in that. `nbytes`: of the tensors that addresses may be of."""
+    """A launch with what all steps have in common: its form and number of programs, unless they
+    depend on a size that moves. `nbytes`: sizes of the tensors that slots may point into."""
 
     def __init__(self, launch: Launch, nbytes: Sequence[int], device: torch.device) -> None:
         made: BlockLaunch = launch.function
@@ -134,13 +137,13 @@ class _Prepared:
         self.wide = is_wide(reach, (most[n] for n in slots), nbytes)
         self.like = [_common(x) for x in launch.slots]
         moving = {n for n, x in slots.items() if isinstance(x, Moving)}
-        asked = (self.text.programs, *self.text.widths.values())
-        self.is_steady = moving.isdisjoint(n for index in asked for n in size_names(index))
+        fixed = (self.text.programs, *self.text.widths.values())
+        self.is_steady = moving.isdisjoint(n for index in fixed for n in size_names(index))
         self.sizes = made.sizes
         self.known = self._found({})
 
     def launch(self, values: Sequence[float]) -> None:
-        """One step's."""
+        """Launch one step. `values`: of the slots."""
         programs, form = self.known
         if not self.is_steady:
             rest = map(int, values[len(self.text.tensors) :])
@@ -148,7 +151,7 @@ class _Prepared:
         self.kernel.launch(programs, form, values)
 
     def may_run_at_once(self, level: int) -> bool:
-        """Does no program read what another one has written at an earlier step of this loop?"""
+        """Whether no program reads what another program wrote in an earlier step of this loop."""
         if self.looped is None:
             return False
         if self.known[0] <= 1:
@@ -166,7 +169,8 @@ class _Prepared:
     def launch_at_once(
         self, level: int, value: Callable[[float | Slot], float], counts: tuple[int, int, int]
     ) -> None:
-        """All steps of the loop. `value`: what slots hold that move with loops around it."""
+        """Launch all steps of the loop. `value`: gives a slot's value in the loops around it.
+        `counts`: trips, first step, step size."""
         assert self.looped is not None
         assert self.all_steps is not None
         names = [*self.text.tensors, *self.text.sizes]
@@ -183,10 +187,10 @@ class _Prepared:
                 moves[name] = value(x), 0, 0, 1
         numbers = self.slots[len(names) :]
         moved = (f for n in (*self.looped.tensors, *self.looped.sizes) for f in moves[n])
-        handed = [*origins, *numbers, *moved, *counts]
+        values = [*origins, *numbers, *moved, *counts]
         programs, known = self.known
-        form = self.all_steps.form(self.device, self.wide, handed, known.widths)
-        self.all_steps.launch(programs, form, handed)
+        form = self.all_steps.form(self.device, self.wide, values, known.widths)
+        self.all_steps.launch(programs, form, values)
 
     def _found(self, moved: Mapping[str, int]) -> tuple[int, Form]:
         sizes = {**self.sizes, **moved}
@@ -196,14 +200,14 @@ class _Prepared:
 
 
 def _common(slot: float | Slot) -> float:
-    """A number of which a slot holds a multiple at each step."""
+    """Return a number that divides a slot's value in each step."""
     if not isinstance(slot, Moving):
         return slot
     return math.gcd(int(_common(slot.first)), int(_common(slot.base)), slot.stride)
 
 
 def _greatest(slot: float | Slot) -> float:
-    """What a slot holds is never more."""
+    """Return an upper bound of a slot's value over all steps."""
     if not isinstance(slot, Moving):
         return slot
     return max(_greatest(slot.first), _greatest(slot.base) + slot.stride * (slot.rows - 1))
