@@ -1,4 +1,4 @@
-"""The rules of a host program: every name is defined once, before it is read, and freed at most once.
+"""The rules of a host program: each name is defined once, read after that, freed at most once.
 
 In:  a host program. Out: nothing; raises VerifyError, an internal fault.
 
