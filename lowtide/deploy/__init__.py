@@ -1,4 +1,5 @@
-"""Saving and loading: one zip of text and tensors; loading runs nothing that the file brings.
+"""Saves and loads compiled functions and modules: a file is one zip of text and tensors.
 
-`save` writes, `load` reads; docs/save-format.md is the file written down for other readers.
+`save` writes a file, `load` reads it and runs no code from it. docs/save-format.md describes the
+format for other readers.
 """

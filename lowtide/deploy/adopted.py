@@ -1,12 +1,12 @@
 """Converts the caller's own enums and named tuples to those of a file.
 
-In: programs out of a file, the arguments of a call. Out: arguments as the programs know them.
+In: programs from a file, the arguments of a call. Out: arguments of the file's classes.
 
     class Mode(Enum): FAST = 1     loaded(x, Mode.FAST)     the member FAST of the file's Mode
     class Pair(NamedTuple): …      loaded(Pair(x, 2))       the file's Pair of the same fields
 
-Invariant: only immutable values are replaced, which differ from the caller's in their class only.
-Lists, dicts and records are references, and stay unchanged.
+Invariant: only immutable values are replaced, by values that differ in their class only. Lists,
+dicts and records are references, so they stay unchanged.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def adoptable(programs: Iterable[Program]) -> Classes:
 def adopted(
     args: tuple[Any, ...], kwargs: dict[str, Any], classes: Classes
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments in which values of the caller's classes are those of the file's class of the
+    """Return the arguments; a value of a caller's class becomes one of the file's class with the
     same name."""
     named = {name: _adopted(value, classes) for name, value in kwargs.items()}
     return tuple(_adopted(value, classes) for value in args), named
 
 
 def adopted_attribute(module: torch.nn.Module, name: str, value: Any) -> Any:
-    """Return the value to assign to a loaded module's attribute: of the file's class, if it has the
-    same name. Raises TypeError for an object, which would have to stay itself."""
+    """Return the value to assign to a loaded module's attribute, converted to the file's class of
+    the same name. Raises TypeError for a record, since a converted copy would be another object."""
     cls: type[Any] = cast("type[Any]", type(vars(module).get(name)))
     is_other = type(value).__name__ == cls.__name__ and not isinstance(value, cls)
     if not is_other or not _kind(cls):

@@ -1,8 +1,10 @@
-"""The ops that a file may contain, with their attributes, and names of Python's own values.
+"""The ops that a file may contain, with their attributes, and the names of Python's own values.
 
 In: nothing. Out: tables, and checks that need no class table: sizes, templates.
 
-Invariant: an op that is not listed here, nor has a rule in `check`, is refused.
+    py.add in PLAIN    "imag" in ATTRIBUTES    "append" in METHODS    not is_flat("{0.__class__}")
+
+Invariant: an op that is neither listed here nor has a rule in `check` is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ ATTRS: Final[Mapping[str, frozenset[str]]] = {
     "raise": frozenset({"exception", "kwnames"}),
     "print": frozenset({"kwnames"}),
 }
-# Of values whose class is not the file's: numbers, tensors, dtypes, devices, enums, finfo.
+# Attributes of values without a class in the file: numbers, tensors, dtypes, devices, enums, finfo.
 ATTRIBUTES: Final = TENSOR_ATTRIBUTES | names_in(
     """
     bits eps imag index is_complex is_floating_point is_signed max min name real resolution
@@ -83,7 +85,7 @@ _PARTS: Final = 2048  # of one type
 
 
 def check_sizes(fn: Function) -> None:
-    """Raises Refusal for a program that is too large, or has no name."""
+    """Raise Refusal for a program that is too large, or whose name is no identifier."""
     if not limits.is_identifier(fn.name):
         raise Refusal(f"a function called {fn.name[:80]!r}")
     if _depth(fn.block) > limits.NESTING:

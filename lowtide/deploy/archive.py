@@ -1,10 +1,12 @@
-"""The zip around a saved program: equal contents give equal bytes; reading trusts nothing.
+"""Writes and reads the zip around a saved program.
 
-In: a path or a binary file object. Out: `write` writes the file, whole or not at all;
-`open_archive` returns an `Archive`, whose entries are checked before any of them is read.
+In: a path or a binary file object. Out: `write` writes the file, complete or not at all: a path is
+replaced by a rename. `open_archive` returns an `Archive` whose table of contents is checked.
 
-Invariant: entries stand in the order given, stamped 1980-01-01, so that equal contents are equal
-bytes. Tensors are stored, text is deflated. A path is written beside itself, then renamed.
+    write("m.lt", [("lowtide.json", b"{}"), ("state.safetensors", write_state)])
+
+Tensors and extra files are stored, text is deflated.
+Invariant: entries keep their order and have the date 1980-01-01, so equal contents are equal bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lowtide.deploy import limits
 from lowtide.errors import LoadError
 
 Target = str | os.PathLike[str] | IO[bytes]
-Content = bytes | Callable[[IO[bytes]], None]  # or what writes it, piece by piece
+Content = bytes | Callable[[IO[bytes]], None]  # or a function that writes it, piece by piece
 
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _NAME: Final = re.compile(
@@ -37,7 +39,7 @@ _BROKEN: Final = (
     *(RuntimeError, ValueError, LookupError, OverflowError, MemoryError),
 )
 _LOCAL_HEADER_BYTES: Final = 30
-_END_BYTES: Final = 22  # the record behind the table of contents
+_END_BYTES: Final = 22  # the record after the table of contents
 _END_MAGIC: Final = b"PK\5\6"
 
 
@@ -90,7 +92,7 @@ def _write_zip(file: IO[bytes], entries: Iterable[tuple[str, Content]]) -> None:
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether it is a valid entry name: one that Lowtide writes, without path tricks."""
+    """Whether Lowtide writes entries of this name; none is a path out of the archive."""
     return _NAME.fullmatch(name) is not None and _is_inside(name)
 
 
@@ -121,7 +123,7 @@ class Archive:
             yield entry
 
     def check_names(self) -> None:
-        """Raises LoadError for an entry that this version's files do not have."""
+        """Raise LoadError for an entry that files of this version do not have."""
         for name in self.infos:
             if not is_entry_name(name):
                 raise LoadError(f"the file has an unknown entry {name!r}")

@@ -1,10 +1,10 @@
-"""The methods that the programs of a compiled module call, on its submodules and itself.
+"""Collects the methods that the programs of a compiled module call, on its submodules and itself.
 
-In: compiled methods. Out: for each module, names of methods and the types they are called with.
+In: compiled methods. Out: for each module, names of methods and the types of their arguments.
 
     self.encoder.encode(x, 2)   →   of(encoder) == {"encode": [(Tensor, int)]}
 
-Invariant: what a call hands a function to is not among them, for no file can hold it.
+Invariant: a call with a function among its arguments is left out, since a file holds no functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lowtide.deploy.fitting import Types
 from lowtide.frontend.script.module_state import Callees
 from lowtide.ir.types import FunctionType, types_in
 
-Called = Mapping[str, Iterable[Types]]  # what methods of one module are called with
+Called = Mapping[str, Iterable[Types]]  # methods of one module, and the types of their arguments
 
 
 @dataclass(slots=True)

@@ -1,15 +1,15 @@
-"""Checks a program of a file against a positive list, both for writing and reading.
+"""Checks a program of a file against a positive list, before it is written and after it is read.
 
-In: a verified Function whose classes have the names of the file, and the class table. Out: nothing,
-or `Refusal` with the op and the reason.
+In: a verified Function with the file's names of classes, and the class table. Out: nothing; raises
+`Refusal` with the reason and the line.
 
     call_torch(%x) {target="torch.load", …}       refused: not in `torch_names`
     attr.get(%x) {name="__class__"}               refused: no field of that name
-    py.format(%x) {template="{0.__class__}"}      refused: reaches into its operand
+    py.format(%x) {template="{0.__class__}"}      refused: reads an attribute of its operand
     raise(%x) {exception="open"}                  refused: no exception of Python's
 
-Invariant: after this check, running the program calls only functions of PyTorch and Python that
-are named in tables of Lowtide, and reads and writes only fields that the file's classes declare.
+Invariant: a checked program calls only functions of PyTorch and Python that Lowtide's tables name.
+It reads and writes only fields that the file's classes declare.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowtide.ir.types import ClassType, FunctionType, OptionalType, TupleType, T
 
 
 def check(fn: Function, classes: Mapping[str, ClassEntry]) -> None:
-    """Raises Refusal if the program does what no file may do."""
+    """Raise Refusal if the program has an op, a type or a name that no file may have."""
     checker = _Checker(classes)
     for value in values_of(fn.block):
         checker.type(value.type, fn.loc)
@@ -120,9 +120,9 @@ class _Checker:
                 return
             kind = op.operands[0].type
             raise Refusal(
-                f"the attribute {name[:80]!r} of {_told(kind)}",
+                f"the attribute {name[:80]!r} of {_shown(kind)}",
                 op.loc,
-                "an annotation or an isinstance() that tells its class",
+                "an annotation or an isinstance() with its class",
             )
         if not entry.has(name) or (entry.kind == "enum" and op.name == "attr.set"):
             raise Refusal(f"{entry.name}.{name[:80]}, which is no field", op.loc)
@@ -142,7 +142,9 @@ class _Checker:
             self.template(op)
         elif name not in METHODS and not is_pure_method(name):
             raise Refusal(
-                f"the method {name[:80]}() of {_told(op.operands[0].type)}", op.loc, "an annotation"
+                f"the method {name[:80]}() of {_shown(op.operands[0].type)}",
+                op.loc,
+                "an annotation",
             )
 
     def format(self, op: Op) -> None:
@@ -171,7 +173,7 @@ class _Checker:
 
     def enters(self, op: Op) -> None:
         if len(op.blocks) == 2:
-            return  # what entering and leaving do are ops like any other
+            return  # entering and leaving are ops of the program, which are checked, too
         maker = self.makers.get(op.operands[0])
         if maker is None or maker.attrs.get("target") not in MODES:
             raise Refusal(
@@ -203,7 +205,7 @@ class _Checker:
         if not target.startswith(WARN) or target.removeprefix(WARN) not in WARNINGS:
             remedy = "@lt.unused, or a function that can be compiled"
             if target.endswith(".apply"):  # of an autograd.Function
-                remedy = "lt.trace under torch.no_grad(), where what its forward calls is recorded"
+                remedy = "lt.trace under torch.no_grad(), which records the ops of its forward"
             raise Refusal(f"a call of the Python function {target[:80]}", op.loc, remedy)
         if self.kwnames(op) or len(op.operands) != 1:
             raise Refusal("a warning with more than a message", op.loc)
@@ -237,5 +239,5 @@ _RULES: Final[Mapping[str, _Rule]] = {
 }
 
 
-def _told(type_: Type) -> str:
+def _shown(type_: Type) -> str:
     return "a value of unknown type" if t.is_dynamic(type_) else f"{type_}"[:80]

@@ -1,8 +1,10 @@
-"""The classes of one file while it is written: an id for each, and what programs use of it.
+"""Collects the classes of a file that is written: the id and the used attributes of each.
 
-In: names of `ir.python_objects`, classes of attributes. Out: ids, and entries at the end.
+In: classes, and names of `ir.python_objects`. Out: ids, and at the end the entries.
 
-Invariant: an id is a short ASCII name, its own in the file; equal programs get equal ids.
+    shop.Color → "Color"      another class named Color → "Color_2"
+
+Invariant: an id is a short ASCII name, unique in the file. Saving equal programs gives equal ids.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from lowtide.ir import python_objects
 from lowtide.ir.core import Op
 from lowtide.ir.types import ClassType, OptionalType, TupleType, Type, types_in
 
-# Ops that look into their operands with the methods of a class; "" stands for the op's own name.
+# Ops that call dunder methods of their operands. `_DEEP`: of elements of the operands, too.
 _EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
 _ORDER: Final = frozenset({"__lt__", "__le__", "__gt__", "__ge__", *_EQUAL})
 _TEXT: Final = frozenset({"__str__", "__repr__", "__format__"})
@@ -88,7 +90,7 @@ class ClassNames:
         """Note that programs, or objects in the file, use this attribute. Raises NotSaved."""
         id_ = self.id(cls)
         if cls not in self._used:
-            return  # Python's or PyTorch's own
+            return  # a class of Python or PyTorch
         kind = class_table.kind_of(cls)
         if kind == "enum":
             return
@@ -107,8 +109,8 @@ class ClassNames:
     def _entry(self, cls: type, id_: str) -> ClassEntry:
         loaded = records.entry_of(cls)
         if loaded is not None and loaded.kind == "record":
-            given = [n for n in self._used[cls] if not loaded.has(n)]  # after it was loaded
-            more = tuple(class_table.Field(name=n, repr=False, compare=False) for n in given)
+            new = [n for n in self._used[cls] if not loaded.has(n)]  # assigned after loading
+            more = tuple(class_table.Field(name=n, repr=False, compare=False) for n in new)
             return dataclasses.replace(loaded, id=id_, fields=(*loaded.fields, *more))
         return class_table.describe(cls, id_, self._used[cls])
 

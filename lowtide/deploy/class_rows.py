@@ -1,11 +1,11 @@
-"""The class table as rows of the manifest.
+"""Encodes the class table as rows of the manifest, and decodes it.
 
-In: `ClassEntry`s, or JSON that is not trusted. Out: rows, or entries; raises LoadError.
+In: `ClassEntry`s, or untrusted JSON. Out: rows, or entries. Raises LoadError.
 
     {"id": "Color", "name": "Color", "kind": "enum", "base": "Enum", "members": [["RED", "1"]]}
 
-Invariant: names that are read are identifiers that neither Python nor PyTorch uses itself, and
-constants are texts of literals.
+Invariant: decoded names are identifiers that neither Python nor PyTorch uses, and constants are
+texts of literals.
 """
 
 from __future__ import annotations

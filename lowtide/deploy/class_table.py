@@ -1,6 +1,6 @@
-"""The classes that a file's programs and attributes speak of, as data.
+"""The class table of a file: the classes of its programs and attributes, as data.
 
-In: Python classes (saving) or JSON (loading). Out: `ClassEntry`s, known in the file by `id`.
+In: Python classes (saving) or JSON (loading). Out: `ClassEntry`s; the file refers to them by `id`.
 
     class Color(Enum): RED = 1      {"id": "Color", "name": "Color", "kind": "enum",
                                      "base": "Enum", "members": [["RED", "1"]]}
@@ -38,7 +38,7 @@ KINDS: Final = ("enum", "named_tuple", "record", "exception", "module")
 FOREIGN: Final[Mapping[str, type]] = {
     **{f"builtins.{c.__name__}": c for c in (tuple, list, dict, set, frozenset, slice, range)},
     **{f"builtins.{c.__name__}": c for c in (int, float, bool, complex, str, bytes, object)},
-    # which only isinstance() asks for
+    # for isinstance() only
     **{f"collections.abc.{c.__name__}": c for c in (abc.Sequence, abc.MutableSequence, abc.Set)},
     **{f"collections.abc.{c.__name__}": c for c in (abc.Mapping, abc.MutableMapping, abc.Sized)},
     **{f"collections.abc.{c.__name__}": c for c in (abc.Iterable, abc.Collection, abc.Hashable)},
@@ -98,9 +98,9 @@ class ClassEntry:
     id: str
     name: str
     kind: Kind
-    base: str = ""  # of an enum or exception; of a module: the container it is
+    base: str = ""  # of an enum or exception; of a module: its container class
     mixin: str = ""
-    members: tuple[tuple[str, str], ...] = ()  # of an enum; of others: constants of the class
+    members: tuple[tuple[str, str], ...] = ()  # of an enum; else constants of the class
     fields: tuple[Field, ...] = ()
     options: frozenset[str] | None = None
 
@@ -111,7 +111,7 @@ class ClassEntry:
         return any(f.name == name for f in self.fields) or any(m == name for m, _ in self.members)
 
 
-# Of PyTorch's own objects in C++: weights that quantization has packed, and the like.
+# What to write instead of objects that PyTorch implements in C++.
 _REMEDIES: Final[Mapping[type, str]] = {
     torch.ScriptObject: "the module before torch.ao.quantization converts it: packed weights are "
     "objects of this process",
@@ -169,7 +169,7 @@ def describe(cls: type, id_: str, used: Mapping[str, object]) -> ClassEntry:
             fields = tuple(Field(name=name) for name in sorted(used))
             computes = inspect.getattr_static(cls, "forward")
             if cls.__name__ == base == "Sequential" and computes not in _FORWARDS:
-                head["name"] += "_"  # the name says that it computes what PyTorch's own does
+                head["name"] += "_"  # "Sequential" is for modules with PyTorch's own forward
             return ClassEntry(**head, base=base, fields=fields)  # pyright: ignore[reportArgumentType]
         case "record":
             return _record(cls, head, used)
@@ -260,16 +260,16 @@ def may_be_field(kind: Kind, name: str) -> bool:
         return False
     match kind:
         case "module":
-            is_ours = name in vars(torch.nn.Module()) or name.startswith("_lowtide_")
-            return name == "training" or not (hasattr(torch.nn.Module, name) or is_ours)
+            is_internal = name in vars(torch.nn.Module()) or name.startswith("_lowtide_")
+            return name == "training" or not (hasattr(torch.nn.Module, name) or is_internal)
         case "named_tuple":
             return not name.startswith("_")
         case _:
             return not hasattr(object, name)
 
 
-# What moves and converts a module, when its user asks: nothing of PyTorch's or ours calls these, so
-# that a program may take the place.
+# Methods that move and convert a module. Neither PyTorch nor Lowtide calls them, so a program may
+# replace them.
 _REPLACEABLE: Final = frozenset(
     (
         *("bfloat16", "double", "float", "half", "type"),
@@ -293,7 +293,8 @@ def sets_in_python(cls: type) -> bool:
 
 
 def container_of(module: torch.nn.Module) -> type:
-    """Return the one of `CONTAINERS` that a loaded module's class derives from."""
+    """Return the class of `CONTAINERS` that a module is an instance of; its loaded class derives
+    from it."""
     containers: dict[str, Any] = dict(CONTAINERS)
     return [base for base in containers.values() if isinstance(module, base)][-1]
 
@@ -302,7 +303,7 @@ def class_named(name: str) -> type:
     """Return the class of this process with this name in IR. Raises NotSaved."""
     try:
         found = python_objects.find(name)
-    except KeyError as error:  # of Python's own, but none that ends a call only
+    except KeyError as error:  # such as KeyboardInterrupt, which is no Exception
         raise NotSaved(name) from error
     if not isinstance(found, type):
         raise NotSaved(f"{name} as a value")

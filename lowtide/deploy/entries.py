@@ -1,9 +1,9 @@
-"""The entry points of a compiled object that are saved, each with a signature and programs.
+"""Finds the entry points of a compiled object, each with its signature and its programs.
 
 In: a ScriptFunction or ScriptModule. Out: `Entry`s.
 
-    lt.script(f)      one, called as f
-    lt.script(Net())  forward, methods marked @lt.export, and those that were called by name
+    lt.script(f)      one entry, named f
+    lt.script(Net())  forward, methods marked @lt.export, and those that were called before saving
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from lowtide.ir.core import Function
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry point; all programs take the parameters of the signature. `module`: whose method it
-    is, None for a function."""
+    """An entry point; all programs take the parameters of the signature. `module`: the owner of a
+    method, None for a function."""
 
     name: str
     module: torch.nn.Module | None
@@ -72,7 +72,7 @@ def _taken(name: str, method: ScriptMethod) -> CompileError:
         found = read_source(source)
         loc = found.loc(found.node)
     return CompileError(
-        f"the method {name}() cannot be saved: loaded modules need {name!r} for themselves",
+        f"the method {name}() cannot be saved: PyTorch or Lowtide uses the name {name!r}",
         loc,
         remedy="another name for the method",
     )

@@ -1,13 +1,13 @@
 """Reads the entries of a manifest: the programs of each method of each module.
 
-In: rows that are not trusted, the module tree. Out: `Method`s, first with the file's names of
-classes, then, once nothing can fail any more, with those of the process.
+In: untrusted rows, the module tree. Out: `Method`s: first with the file's names of classes; after
+all checks, with the names of this process.
 
     {"modules": [2, 5], "name": "forward", "parameters": [...],
      "programs": [{"code": "code/layers.0.forward.ir", "guards": [...]}]}
 
-Invariant: a text is read once, however many methods share it. Whatever a program reads exists in
-each module whose method it is.
+Invariant: a text is read once, however many methods share it. Each attribute that a program reads
+exists in all modules that have the program's method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS: Final = {k.name.lower(): k for k in type(inspect.Parameter.VAR_KEYWORD)}
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A function, if it has no `modules`; else the method of this name of these modules."""
+    """A function, if it has no `modules`; else a method that these modules share."""
 
     name: str
     modules: tuple[int, ...]
@@ -118,7 +118,7 @@ class EntryReader:
     def named(
         self, methods: Sequence[Method], classes: Mapping[str, type], lines: sources.Lines
     ) -> list[Method]:
-        """Return the same with classes of this process."""
+        """Return the methods with names of classes of this process."""
         codes = {
             name: use_names(program, self._decoder.entries, classes, lines)
             for name, program in self._codes.items()

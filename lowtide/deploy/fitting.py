@@ -1,4 +1,4 @@
-"""The programs of a file that take the arguments of a call.
+"""Finds the programs of a file that take the arguments of a call.
 
 In: programs and the types of arguments. Out: the programs that take them, the best first. Raises
 `NoProgram`, which lists the programs, if there is none.
@@ -24,7 +24,7 @@ Types = tuple[Type, ...]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and the values of its guards when it was made; guards of hooks have no value.
+    """A program, its guards, and their values when it was compiled; guards of hooks have none.
 
     `reads`: for a loaded program, the types of attributes that it reads in place."""
 

@@ -1,14 +1,13 @@
 """Saves tensors from outside a module: globals, and tensors that traced functions hold.
 
-In: a compiled object and its entries. Out: the same, with those tensors in a submodule that only
-the file has; a function becomes the `forward` of a module that has nothing else.
+In: a compiled object and its entries. Out: the same, with these tensors in a submodule that exists
+in the file only. A function becomes the `forward` of a module with this submodule.
 
     %W: Tensor @ "@main.globals|W"   →   %W: Tensor @ "lowtide_globals.c0"
 
-A method of a submodule finds them in a `lowtide_globals` of that submodule.
-
-Invariant: the compiled object, its module and its programs are unchanged. The present tensor is
-saved; after loading, the global in the user's module is not used.
+A method of a submodule finds them in the `lowtide_globals` of that submodule. The file has the
+tensor's present value; a loaded program does not read the user's global.
+Invariant: the compiled object, its module and its programs are unchanged.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def brought_inside(
 
 
 class _Tensors:
-    """The tensors, each once, with their paths, and the modules whose methods read them."""
+    """The tensors, each once, by name in the holder, and the modules whose methods read them."""
 
     def __init__(self) -> None:
         self.places: dict[str, torch.Tensor] = {}
@@ -88,8 +87,8 @@ class _Tensors:
         return place
 
     def copies(self, root: torch.nn.Module) -> dict[torch.nn.Module, torch.nn.Module]:
-        """Return, for each module below `root`, a copy that has the tensors, too; the module itself
-        if it and its submodules need none."""
+        """Return for each module in the tree of `root` a copy with the tensors, or the module
+        itself if neither it nor its submodules need any."""
         made: dict[torch.nn.Module, torch.nn.Module] = {}
         for module in in_order(root):
             below = dict(children_of(module))

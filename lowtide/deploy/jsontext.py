@@ -1,12 +1,11 @@
-"""Reads JSON that is not trusted: a `Node` is a value with its location.
+"""Reads untrusted JSON: a `Node` is a value with its location.
 
-In: bytes. Out: nodes; raises LoadError with the place and what should stand there.
+In: bytes. Out: nodes. Raises LoadError with the location and the expected value.
 
     parse(b'{"a": [1]}', "x").get("a").items_of(4)[0].size()     ->  1
     parse(b'{"a": "b"}', "x").get("a").size()     LoadError: x: a: expected a size, not "b"
 
-Invariant: no NaN, no name twice, no number outside 64 bits; nothing is deeper than the parser
-bears.
+Invariant: a parsed text has no NaN, no name twice, and no int outside 64 bits.
 """
 
 from __future__ import annotations

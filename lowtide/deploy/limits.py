@@ -1,7 +1,7 @@
 """The format's version, and limits on the contents of a file.
 
-In: nothing. Out: constants. They are far above what real programs need; their only purpose is that
-a hostile file cannot make a reader use memory or time out of proportion to its own size.
+In: nothing. Out: constants, such as 500,000 ops in a program. They are far above the needs of real
+programs. They keep a hostile file from costing its reader much more memory or time than its size.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NESTING: Final = 80  # blocks in blocks
 RATIO: Final = 200  # of a compressed entry, from RATIO_FROM_BYTES on
 RATIO_FROM_BYTES: Final = 1 << 20
 PROGRAMS: Final = 4096  # of one method
-PATH_CHARS: Final = 1 << 26  # of what programs read of modules, for each of their modules
-TUPLES: Final = 64  # tuples in tuples, in attributes
+PATH_CHARS: Final = 1 << 26  # total length of the paths that programs read, counted per module
+TUPLES: Final = 64  # depth of nested tuples in attributes
 DIMENSIONS: Final = 64
 
-# What reaches the text that Lowtide generates, or becomes an attribute, is one of these.
+# Each name in a text that Lowtide generates, and each name of an attribute, is one of these.
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 MODULE_NAME: Final = re.compile(r"[^.\x00-\x1f/\\]{1,256}")
 
@@ -39,5 +39,5 @@ def is_identifier(name: object) -> bool:
 
 
 def is_public(name: object) -> bool:
-    """Whether this is a name that Python does not use itself: `x`, `_x`, never `__x`."""
+    """Whether this is a name that Python does not use: `x`, `_x`, but not `__x`."""
     return isinstance(name, str) and is_identifier(name) and not name.startswith("__")

@@ -1,11 +1,11 @@
-"""`lt.load`: a function or module out of a file; see docs/save-format.md.
+"""`lt.load`: reads a compiled function or module from a file; see docs/save-format.md.
 
 In: a path or a binary file object. Out: a `ScriptFunction` or `ScriptModule`.
 
     m = lt.load("model.lt", map_location="cpu")
 
-Invariant: nothing that the file brings is run, imported or unpickled. Everything is read and
-checked before anything is registered or made; what fails leaves nothing behind but a LoadError.
+Invariant: nothing from the file is run, imported or unpickled. All of the file is checked before
+its classes are registered in the process. A bad file raises LoadError and changes nothing.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ def load(
 ) -> ScriptFunction | ScriptModule:
     """Return a compiled function or module from a file that lt.save wrote.
 
-    `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict
-    whose names are read; it gets their bytes. `_restore_shapes` is torch.jit's and ignored: a file
-    has no shapes. Raises LoadError."""
+    `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict; the
+    contents of the extra files with its names are put into it, as bytes. `_restore_shapes`, as in
+    torch.jit, is ignored. Raises LoadError."""
     del _restore_shapes
     place = storages.placing(map_location)
-    with archive.open_archive(f) as opened, watching.aside():  # what a model holds is its own
+    # A dispose scope around the call does not free the model's tensors.
+    with archive.open_archive(f) as opened, watching.aside():
         manifest = _manifest(opened)
         opened.check_names()
         info = opened.info(limits.STATE)
@@ -81,13 +82,13 @@ def _manifest(opened: Archive) -> Node:
     if version > limits.FORMAT:
         raise LoadError(
             f"the file is of format {version}, written by {producer!r}; this is lowtide "
-            f"{__version__}, which reads up to {limits.FORMAT}: install a newer Lowtide, that one "
-            "at least"
+            f"{__version__}, which reads formats up to {limits.FORMAT}: install at least the "
+            "version that wrote it"
         )
     if version < limits.OLDEST_FORMAT:
         raise LoadError(
             f"the file is of format {version}, written by {producer!r}, which is too old: this "
-            f"Lowtide reads from {limits.OLDEST_FORMAT} on; save the model again"
+            f"Lowtide reads formats from {limits.OLDEST_FORMAT} on; save the model again"
         )
     return manifest.only(*_MANIFEST)
 

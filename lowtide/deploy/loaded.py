@@ -1,12 +1,12 @@
 """The result of `lt.load`: functions and methods whose programs come from a file.
 
 In: programs, and the signature of the Python function they were made from. Out: a `LoadedFunction`,
-or a `MethodMaker`, with which a ScriptModule makes its method.
+or a `MethodMaker`, from which a ScriptModule makes its method.
 
     loaded(x, 2)      runs the program for (Tensor, int); an error lists the programs if none fits
 
-Invariant: a program runs only for arguments of its types, and only if its guards give the values
-that they gave when it was compiled.
+Invariant: a program runs only for arguments of its types, and only if its guards have the values
+from when it was compiled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LoadedFunction(ScriptFunction):
         self.__lowtide_saved_programs__ = SavedMethod(name, signature, programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the Python function would return."""
+        """Return the result of the saved Python function."""
         if self._classes:
             args, kwargs = adopted(args, kwargs, self._classes)
         return super().__call__(*args, **kwargs)
@@ -111,7 +111,7 @@ class LoadedMethod(ScriptMethod):
         self._classes = adoptable(programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the Python method would return."""
+        """Return the result of the saved Python method."""
         if self._classes:
             args, kwargs = adopted(args, kwargs, self._classes)
         return super().__call__(*args, **kwargs)
@@ -136,7 +136,7 @@ class LoadedMethod(ScriptMethod):
         raise other_state(self._name, found, self._root)
 
     def _bound(self, program: Program) -> Variant | None:
-        """Return the program bound to the modules, if these are as it expects."""
+        """Return the program bound to the modules, None if their state does not fit it."""
         types = tuple(Guard("type", path) for path in program.reads)
         reads = program.reads.items()
         fits = tuple(Guard("fits", p, str(x)) for p, x in reads if t.holds_items(x))

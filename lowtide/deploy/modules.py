@@ -1,12 +1,13 @@
-"""A tree of modules as rows: state and plain attributes, no behaviour.
+"""Encodes a tree of modules as rows, and decodes it: state and plain attributes, no behaviour.
 
-In: a root module and what programs need of it. Out: rows, children before parents; and modules.
+In: a root module and the attributes that programs read, or rows. Out: rows, children before
+parents, or modules.
 
     {"class": "Linear", "training": true, "parameters": [["weight", {"tensor": 0}], …],
      "buffers": [], "children": [], "attributes": [["in_features", 4]]}
 
-Invariant: a module that is reached by several paths is one row. Attributes that no program needs
-are saved if they are made of plain parts, else left out.
+Attributes that no program reads are saved if they have plain parts only.
+Invariant: a module that is reached by several paths is one row.
 """
 
 from __future__ import annotations

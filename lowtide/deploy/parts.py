@@ -1,15 +1,14 @@
-"""The callable parts of a module besides its entry points.
+"""Finds the methods of a module that are saved in addition to its entry points.
 
 In: a compiled module. Out: `Entry`s of its submodules, and of itself.
 
     forward calls self.encoder(x)    forward of `encoder`
     it calls self.layers[0].mix(x)   mix of `layers.0`
-    scripted.norm(x), before saving  forward of `norm`, for what it was called with, too
+    scripted.norm(x), before saving  forward of `norm`, for the types of that call, too
 
-Each submodule's `forward` and exported methods are there for the types of their annotations, and
-every public method of the user's that a program calls for what it is called with. What does not
-compile alone is left out: saving the whole does not depend on it. Modules that are alike are
-compiled once.
+The `forward` and the exported methods of each submodule are compiled for their annotations, the
+public methods that a program calls for the types of these calls. A method that does not compile is
+left out. Equal modules are compiled once.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def parts_of(m: ScriptModule, known: Iterable[Entry]) -> list[Entry]:
     taken = {(id(e.module), e.name) for e in known}
     parts = _Parts(_wrapped(m), taken)
     found: list[Entry] = []
-    for _ in range(_MOST_ROUNDS):  # what a part is compiled for may call others in a new way
+    for _ in range(_MOST_ROUNDS):  # a compiled part may call others with new types
         count = parts.calls.count
         found = parts.entries()
         if parts.calls.count == count:
@@ -51,7 +50,8 @@ def parts_of(m: ScriptModule, known: Iterable[Entry]) -> list[Entry]:
 
 
 def _wrapped(m: ScriptModule) -> dict[torch.nn.Module, ScriptModule]:
-    """Yield every submodule with its compiled module; those of the class style have none yet."""
+    """Return the compiled module of every submodule. A subclass of ScriptModule makes none for its
+    submodules, so they are made here."""
     found: dict[torch.nn.Module, ScriptModule] = {}
     memo: dict[int, ScriptModule] = {}
     for inner in m.modules():
@@ -109,14 +109,14 @@ def _methods(wrapper: ScriptModule) -> list[ScriptMethod]:
 
 
 def _names(wrapper: ScriptModule, module: torch.nn.Module, called: Called) -> Iterator[str]:
-    if vars(wrapper).get("_lowtide_given"):  # traced or loaded: what can stand in another program
+    if vars(wrapper).get("_lowtide_given"):  # traced or loaded: the methods that can be inlined
         yield from vars(module)["_lowtide_programs"]
         return
     yield from dict.fromkeys(n for n in names_of(wrapper, module) if _is_method(module, n))
     for name in sorted(called):
         if not name.startswith("_") and name != "forward" and _is_method(module, name):
             member: Any = inspect.getattr_static(type(module), name)
-            if not is_torch_class(member):  # torch.nn's own helpers: nobody calls them
+            if not is_torch_class(member):  # helpers of torch.nn are not part of its interface
                 yield name
 
 

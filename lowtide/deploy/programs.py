@@ -1,13 +1,13 @@
-"""The programs of a compiled object that are saved.
+"""Collects the programs of a compiled object that are saved.
 
 In: a ScriptFunction or a ScriptMethod. Out: `Program`s: the one for the annotated types, then those
-made for the arguments seen so far, each with the facts about its modules that it relies on.
+compiled for earlier calls, each with the facts about its modules that it relies on.
 
     f(x, n: int)               for (Tensor, int); after f(x, 2.0) for (Tensor, float), too
-    cache: Optional[Tensor]    one for what it is now, one for a Tensor or None
+    cache: Optional[Tensor]    one for its present type, one for a Tensor or None
 
-Invariant: equal programs stand once. Without annotations, what was used is saved; before any
-use, parameters are Tensors.
+Without annotations, the programs of earlier calls are saved; without calls, that for Tensors.
+Invariant: no two programs are equal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _variant_as_now(method: ScriptMethod, variant: Variant) -> Variant:
 
 
 def _reads_numbers(function: Function) -> bool:
-    """Whether it reads a global number."""
+    """Whether the program reads a global number."""
     read = zip(function.params[len(function.arguments) :], function.captures, strict=True)
     return any(t.is_number(value.type) and path.startswith("@") for value, path in read)
 
@@ -84,7 +84,7 @@ def _is_variadic(parameters: Iterable[inspect.Parameter]) -> bool:
 
 def _no_variadic(name: str) -> CompileError:
     return CompileError(
-        f"{name}() takes `*args`, and has not been called yet: their number decides its program",
+        f"{name}() takes `*args`, and has not been called yet: its program depends on their number",
         remedy="a call with the number of arguments that the saved program should take",
     )
 
@@ -136,8 +136,8 @@ def _for_each(
 
 
 def _as_declared(method: ScriptMethod, made: Sequence[Variant]) -> list[Variant]:
-    """Return, for the same arguments, programs in which attributes that are declared Optional may
-    be None or not; those that do not compile are left out."""
+    """Return programs for the same arguments in which attributes declared Optional may be None or
+    not. Programs that do not compile are left out."""
     found: list[Variant] = []
     optional = [v.driver.function for v in made if _reads_optional(v, method.root)]
     for types in dict.fromkeys(tuple(p.type for p in f.arguments) for f in optional):
@@ -153,13 +153,13 @@ def _reads_optional(variant: Variant, root: torch.nn.Module) -> bool:
 
 
 def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
-    """Whether `*args` has the type of a call, not that of its annotation."""
+    """Whether `*args` has the type of a call, a tuple, not that of its annotation."""
     rows = zip(function.arguments, parameters, strict=True)
     return all(isinstance(v.type, TupleType) for v, p in rows if p.kind is p.VAR_POSITIONAL)
 
 
 def _in_both_modes(method: ScriptMethod, make: Callable[[], Variant]) -> list[Variant]:
-    """Return the variant, and one for the other training mode if the mode decided something."""
+    """Return the variant, and one for the other training mode if a guard is about the mode."""
     first = make()
     modes = [g for g in first.guards if g.kind == "value" and g.path.endswith("training")]
     if not modes:
@@ -185,7 +185,7 @@ def _program(variant: Variant) -> Program:
 def _distinct(given: Iterable[Program]) -> list[Program]:
     programs = list(given)
     if len(programs) == 1:
-        return programs  # most often; printing it takes long
+        return programs  # the usual case; printing a program for its key is slow
     found: dict[str, Program] = {}
     for program in programs:
         key = f"{program.function}\n{program.guards!r}\n{program.facts!r}"

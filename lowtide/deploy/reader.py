@@ -1,8 +1,10 @@
-"""A program out of a file: parsed, verified, checked, then given names of this process.
+"""Reads a program of a file: parses, verifies and checks it, then uses names of this process.
 
-In: the text of an entry in `code/`, what the file says of classes and modules. Out: a `Program`.
+In: the text of an entry in `code/`, the file's class table and modules. Out: a `Program`.
 
-Invariant: whatever the text is, it ends as a checked program or as a LoadError.
+    code/forward.ir with call_torch {target="torch.load"}      LoadError at the line of the call
+
+Invariant: any text gives a checked program or a LoadError.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ _GUARDS: Final = ("value", "none", "same", "has", "hooks")
 
 
 def read_code(code: str, raw: bytes, entries: Mapping[str, ClassEntry]) -> Program:
-    """The program without guards, with the file's names of classes; raises LoadError."""
+    """Return the program without guards, with the file's names of classes. Raises LoadError."""
     function = _function(code, raw, entries)
     return Program(function, reads=_reads(function, entries))
 
 
 def read_guard(row: Node, decoder: Decoder) -> tuple[Guard, Any]:
-    """A guard, and what it gave when the program was made."""
+    """Return a guard, and its value when the program was compiled. Raises LoadError."""
     kind, path, other, fact = row.row(4)
     guard = Guard(cast("Kind", kind.text(_GUARDS)), path.text(), other.text())
     match guard.kind:
@@ -57,19 +59,20 @@ def read_guard(row: Node, decoder: Decoder) -> tuple[Guard, Any]:
 
 
 def check_paths(code: str, program: Program, module: torch.nn.Module) -> None:
-    """Raises LoadError unless all that the program reads is there in the module."""
+    """Raise LoadError if the module lacks an attribute that the program reads."""
     for path in program.function.captures:
         _check_path(code, module, path)
     for guard in program.guards:
-        asked = guard.path.rpartition(".")[0] if guard.kind == "has" else guard.path
-        of_module = guard.kind in ("has", "hooks") and asked
-        _check_path(code, module, f"{asked}." if of_module else asked)
+        path = guard.path.rpartition(".")[0] if guard.kind == "has" else guard.path
+        of_module = guard.kind in ("has", "hooks") and path
+        _check_path(code, module, f"{path}." if of_module else path)
         if guard.kind == "same":
             _check_path(code, module, guard.other)
 
 
 def _reads(function: Function, entries: Mapping[str, ClassEntry]) -> dict[str, Type]:
-    """The attributes of modules that the program reads where it uses them, with their types."""
+    """Return the attributes of captured modules that the program reads in place, and their
+    types."""
     captured = dict(zip(function.params[len(function.arguments) :], function.captures, strict=True))
     return {
         join_path(captured[op.operands[0]], str(op.attrs["name"])): op.result.type
@@ -113,7 +116,7 @@ def _check_text(text: str) -> None:
 
 def _check_path(code: str, root: torch.nn.Module, path: str) -> None:
     try:
-        if path.startswith("@"):  # it leads to what this process has
+        if path.startswith("@"):  # a global of this process
             raise KeyError(path)
         owner, name = follow(root, path)
         held = vars(owner)
@@ -144,7 +147,8 @@ def use_names(
     classes: Mapping[str, type],
     lines: sources.Lines,
 ) -> Program:
-    """The program as the driver takes it."""
+    """Return the program with names of classes of this process and complete locations, which the
+    driver can run."""
 
     def name(id_: str) -> str:
         if id_.startswith(WARN):

@@ -1,14 +1,14 @@
-"""Classes made from a file's class table: data, no behaviour, nothing generated as text.
+"""Makes Python classes from a file's class table: data, without code from the file.
 
 In: `ClassEntry`s. Out: a Python class for each.
 
     enum            a real enum.Enum (IntEnum, Flag, …) with these members
     named_tuple     a tuple with named fields, as collections.namedtuple makes
-    record          an object with these fields; repr, ==, order and hash as its dataclass had them
-    exception       derived from Python's own exception of that name
-    module          an nn.Module without a forward: its programs are the file's
+    record          an object with these fields; repr, ==, order and hash as in its dataclass
+    exception       derived from the exception of Python that the entry names
+    module          an nn.Module without a forward; programs of the file implement its methods
 
-Invariant: a field is set and read as Python does it; no class has a method that the file brings.
+Invariant: fields are plain attributes; no class has a method from the file.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ from lowtide.deploy.class_table import CONTAINERS, ENUM_BASES, EXCEPTIONS, MIXIN
 from lowtide.errors import LoadError
 from lowtide.ir.literals import parse_literal
 
-MODULE: Final = "lowtide.loaded"  # what the classes give as their module
+MODULE: Final = "lowtide.loaded"  # the `__module__` of the classes
 
 
 class LoadedModule(torch.nn.Module):
-    """A module out of a file: its state. What it computes are its programs; a container has no
-    `forward` of its own, either."""
+    """A module from a file: its state. Programs implement its methods, for containers too."""
 
     forward: Any = torch.nn.Module.forward
 
 
 class LoadedSequential(LoadedModule, torch.nn.Sequential):
-    """An nn.Sequential out of a file. One that is made of its layers, `head[:2]`, has no program
-    there, nor needs one: PyTorch's own class, which it then is, says what it computes."""
+    """An nn.Sequential from a file. A slice of it, `head[:2]`, has no program in the file, so the
+    constructor returns a plain nn.Sequential."""
 
     def __new__(cls, *layers: Any) -> Any:
         return torch.nn.Sequential(*layers) if layers else super().__new__(cls)
@@ -187,7 +186,7 @@ _MAKERS: Final[Mapping[str, Callable[[ClassEntry], type]]] = {
 
 
 def make_class(entry: ClassEntry) -> type:
-    """The class of an entry, known to nobody yet; raises LoadError."""
+    """Return a new class for an entry, not registered yet. Raises LoadError."""
     try:
         made = _MAKERS[entry.kind](entry)
     except (TypeError, ValueError, AttributeError) as error:
@@ -198,7 +197,7 @@ def make_class(entry: ClassEntry) -> type:
 
 
 def entry_of(cls: type) -> ClassEntry | None:
-    """The entry that a class was made from, for saving it again."""
+    """Return the entry that a class was made from, None if it is not from a file."""
     return _ENTRIES.get(cls)
 
 
@@ -206,5 +205,5 @@ _ENTRIES: dict[type, ClassEntry] = {}
 
 
 def remember(cls: type, entry: ClassEntry) -> None:
-    """Notes where a class comes from."""
+    """Register the entry of a class."""
     _ENTRIES[cls] = entry

@@ -1,11 +1,9 @@
-"""Renames the classes of a program: from this process to a file, and back.
+"""Renames the classes in a program: from names of this process to names of a file, and back.
 
-In: a Function and what to call each class. Out: a copy.
+In: a Function, and a map of class names. Out: a copy.
 
-    %c: Class['shop.Color'] = enum.const {enum='shop.Color', member='RED'}     here
+    %c: Class['shop.Color'] = enum.const {enum='shop.Color', member='RED'}     in this process
     %c: Class['Color'] = enum.const {enum='Color', member='RED'}               in a file
-
-Invariant: nothing else changes.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ NAMING: Final = {
 
 
 def rename_type(type_: Type, name: Rename) -> Type:
-    """The type with other class names."""
+    """Return the type with renamed classes."""
 
     def inner(t: Type) -> Type:
         return rename_type(t, name)
@@ -68,7 +66,7 @@ def rename_type(type_: Type, name: Rename) -> Type:
 
 
 def values_of(block: Block) -> Iterator[Value]:
-    """Every value that a block and its nested ones make."""
+    """Yield every value that is defined in a block and its nested blocks."""
     yield from block.args
     for op in block.ops:
         yield from op.results
@@ -77,7 +75,7 @@ def values_of(block: Block) -> Iterator[Value]:
 
 
 def named_class(op: Op) -> str:
-    """The class or function that an op names, "" if none."""
+    """Return the name of the class or function in an op's attributes, "" if none."""
     found = op.attrs.get(NAMING.get(op.name, ""), "")
     if not isinstance(found, str) or (op.name == "raise" and found in EXCEPTIONS):
         return ""
@@ -85,7 +83,7 @@ def named_class(op: Op) -> str:
 
 
 def rename_classes(fn: Function, name: Rename) -> Function:
-    """A copy of the program in which `name` has been asked for every class."""
+    """Return a copy of the program in which class c is called `name(c)`."""
     block = clone_block(fn.block, {})
     for value in values_of(block):
         value.type = rename_type(value.type, name)

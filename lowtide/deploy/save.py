@@ -1,11 +1,11 @@
-"""`lt.save`: a compiled function or module into one file; see docs/save-format.md.
+"""`lt.save`: writes a compiled function or module to one file; see docs/save-format.md.
 
-In: a ScriptFunction or ScriptModule. Out: a file, whole or not at all.
+In: a ScriptFunction or ScriptModule. Out: a file, complete or not at all.
 
     lt.save(model, "model.lt")          model.save("model.lt")       lt.save(f, io.BytesIO())
 
-Raises CompileError, with the place and what to write instead, for what only the user's own Python
-can run: methods left to Python, objects with operators of their own, context managers.
+Raises CompileError, with the user's line and what to write instead, for a program that needs the
+user's Python: methods left to Python, objects with operators, context managers.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def save(
     f: str | os.PathLike[str] | IO[bytes],
     _extra_files: ExtraFiles | None = None,
 ) -> None:
-    """Writes a compiled function or module, and extra files, to a path or a binary file object.
+    """Write a compiled function or module, and extra files, to a path or a binary file object.
 
-    Raises CompileError where a program needs the user's own Python; a path is then as it was."""
+    Raises CompileError if a program needs the user's Python; a file at the path is unchanged."""
     if not isinstance(m, ScriptFunction | ScriptModule):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(m).__name__
         raise TypeError(f"lt.save takes a compiled function or module, not {kind}: lt.script first")
@@ -48,7 +48,7 @@ def save(
 def contents(
     m: ScriptFunction | ScriptModule, extra_files: ExtraFiles
 ) -> list[tuple[str, archive.Content]]:
-    """The entries of the file, in order; raises CompileError."""
+    """Return the entries of the file, in order. Raises CompileError."""
     prepare: Callable[[], ScriptModule] | None = getattr(m, "__lowtide_saved__", None)
     if prepare is not None:
         m = prepare()
@@ -63,20 +63,20 @@ Contents = list[tuple[str, archive.Content]]
 
 
 def _with_parts(root: torch.nn.Module, entries: list[Entry], parts: list[Entry]) -> Contents:
-    """The entry points, which must be there, and all parts that can be."""
+    """Return the file's entries with all entry points, and those parts that can be saved."""
     try:
         return _written(root, "", [*entries, *parts])
     except CompileError:
-        _written(root, "", entries)  # raises what is wrong with these
+        _written(root, "", entries)  # raises the error of an entry point
     alike: dict[tuple[int, ...], list[Entry]] = {}
     for part in parts:
         alike.setdefault(tuple(map(id, part.programs)), []).append(part)
-    kept = {id(part) for part in _savable(root, list(alike.values()))}
-    return _written(root, "", [*entries, *(part for part in parts if id(part) in kept)])
+    savable = {id(part) for part in _savable(root, list(alike.values()))}
+    return _written(root, "", [*entries, *(part for part in parts if id(part) in savable)])
 
 
 def _savable(root: torch.nn.Module, groups: list[list[Entry]]) -> list[Entry]:
-    """The parts that can be written; found by halves, for those that cannot are few."""
+    """Return the parts that can be saved. Few cannot, so a bisection finds these."""
     parts = [part for group in groups for part in group]
     try:
         _written(root, "", parts)
@@ -89,7 +89,7 @@ def _savable(root: torch.nn.Module, groups: list[list[Entry]]) -> list[Entry]:
 
 
 def _written(root: torch.nn.Module | None, name: str, entries: Sequence[Entry]) -> Contents:
-    """The entries of the file without extra files; `name`: of a function."""
+    """Return the file's entries without extra files. `name`: of the function, if `root` is None."""
     try:
         root, entries = brought_inside(root, name, entries)
         writer = Writer(root)
@@ -121,7 +121,7 @@ def _written(root: torch.nn.Module | None, name: str, entries: Sequence[Entry]) 
 
 
 def _rows(writer: Writer, codes: Iterable[tuple[Entry, list[str]]]) -> list[object]:
-    """A row for each method; modules whose methods are the same share one."""
+    """Return a row for each method; equal methods of several modules share a row."""
     rows: dict[bytes, dict[str, object]] = {}
     places: dict[bytes, list[int]] = {}
     for entry, names in codes:

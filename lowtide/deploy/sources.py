@@ -1,6 +1,7 @@
-"""The source lines of a program's locations, so that errors show them on other machines.
+"""Saves the source lines of a program's locations, so that errors show them on other machines.
 
-In: Functions. Out: rows `[file, [[line, text, function], …]]`; and Functions with whole places.
+In:  Functions. Out: rows, such as ["/home/u/net.py", [[12, "y = self.fc(x)", "forward"]]]
+In:  rows, and Functions with file and line only. Out: the same Functions with complete locations.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _LONGEST = 400
 
 
 def rows_of(functions: Iterable[Function]) -> list[object]:
-    """The table, sorted."""
+    """Return the table of lines, sorted by file and line."""
     files: dict[str, dict[int, list[object]]] = {}
     for fn in functions:
         for loc in (fn.loc, *(op.loc for op in fn.walk())):
@@ -31,7 +32,7 @@ def rows_of(functions: Iterable[Function]) -> list[object]:
 
 
 def lines_of(rows: Node) -> Lines:
-    """The table, by file and line; raises LoadError."""
+    """Return text and function by file and line. Raises LoadError."""
     found: dict[tuple[str, int], tuple[str, str]] = {}
     for row in rows.items_of():
         file, lines = row.row(2)
@@ -42,12 +43,12 @@ def lines_of(rows: Node) -> Lines:
 
 
 def _shown(text: str) -> str:
-    """Without what would steer a terminal."""
+    """Return the text without control characters, which could steer a terminal."""
     return "".join(c if c.isprintable() or c == "\t" else "?" for c in text[:_LONGEST])
 
 
 def restore(fn: Function, lines: Lines) -> None:
-    """Gives the function's places their texts."""
+    """Complete the locations of the function and its ops."""
     fn.loc = _whole(fn.loc, lines)
     for op in fn.walk():
         op.loc = _whole(op.loc, lines)

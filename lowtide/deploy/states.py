@@ -1,10 +1,10 @@
 """Explains why a loaded method has no program for the present state of its modules.
 
-In: programs and the module. Out: an error that names the attributes that differ.
+In: programs and the module. Out: an error with the attributes that differ.
 
     m.cache = torch.zeros(3)    "`self.cache` was None, is not None"
 
-Invariant: of several programs, what is told is about the nearest.
+Invariant: of several programs, the error is about the one with the fewest differences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowtide.ir.types import Type
 
 
 def other_state(name: str, programs: Sequence[Program], root: torch.nn.Module) -> CompileError:
-    """The error for a module that none of the programs of its method `name` is for."""
+    """Return the error for a module whose state fits none of the programs of a method."""
     found = [(dict(_differences(p, root)), p.function.loc) for p in programs]
     differences, loc = min(found, key=lambda row: len(row[0]))
     return CompileError(
@@ -36,19 +36,18 @@ def other_state(name: str, programs: Sequence[Program], root: torch.nn.Module) -
 
 
 def held(root: torch.nn.Module, path: str) -> object:
-    """What the module has at `path`; raises KeyError, AttributeError."""
+    """Return the module's attribute at `path`. Raises KeyError, AttributeError."""
     owner, name = follow(root, path)
     return getattr(owner, name) if name else owner
 
 
 def holds(type_: Type, value: object) -> bool:
-    """Whether a program that reads an attribute as of this type may read this value."""
+    """Whether a program that reads an attribute of this type may read this value."""
     found = t.type_of(value)
-    fits = t.is_subtype if t.holds_items(type_) else _taken  # calls check what is held exactly
-    return isinstance(type_, t.ClassType) or found is None or fits(found, type_)
-
-
-def _taken(found: Type, type_: Type) -> bool:
+    if isinstance(type_, t.ClassType) or found is None:
+        return True
+    if t.holds_items(type_):  # a call checks the types of items exactly, too
+        return t.is_subtype(found, type_)
     return takes(type_, found)
 
 
@@ -96,4 +95,4 @@ def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Differ
 
 
 def _gone(path: str) -> Difference:
-    return f"`{attribute(path)}` is not there any more", "the attribute set again"
+    return f"`{attribute(path)}` is missing", "the attribute set again"

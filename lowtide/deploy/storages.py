@@ -1,12 +1,12 @@
-"""Tensors as rows over pieces of memory, each stored once: what shares memory goes on sharing it.
+"""Encodes tensors as rows over pieces of memory, and decodes them; views still share memory.
 
-In: tensors of any strides, views of one another or not. Out: rows of the manifest and the pieces of
-`state.safetensors`; and back.
+In: tensors of any strides, or rows and pieces. Out: rows of the manifest and the pieces of
+`state.safetensors`, or tensors.
 
     a = torch.zeros(4, 4); b = a.t(); c = a[1]     one piece of 64 bytes, three rows with strides
 
-Invariant: of a storage only the span that its tensors reach is written. Reading checks every row
-against its piece before a tensor is made.
+A piece is the span of a storage that its tensors reach.
+Invariant: a row is checked against its piece before its tensor is made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Placed = Callable[[str], torch.device]
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Why a tensor cannot be saved, "" if it can."""
+    """Return why a tensor cannot be saved, "" if it can."""
     if type(tensor) not in _TENSOR_CLASSES:
         return f"a tensor of class {type(tensor).__name__}"
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
@@ -44,14 +44,14 @@ def why_not(tensor: torch.Tensor) -> str:
 
 @dataclass(slots=True)
 class TensorTable:
-    """The tensors of one file while it is written."""
+    """The tensors of a file that is written."""
 
     tensors: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     hints: list[str] = field(default_factory=list[str])
     _known: dict[int, int] = field(default_factory=dict[int, int])
 
     def add(self, tensor: torch.Tensor, hint: str) -> int:
-        """The tensor's row; `hint`: how its piece is called if it is the first in it."""
+        """Return the tensor's row. `hint`: the name of its piece, if it is the piece's first."""
         known = self._known.get(id(tensor))
         if known is None:
             known = self._known[id(tensor)] = len(self.tensors)
@@ -60,7 +60,7 @@ class TensorTable:
         return known
 
     def finish(self) -> tuple[list[object], dict[str, Piece], dict[str, torch.Tensor]]:
-        """The rows, the pieces, and their memory."""
+        """Return the rows, the pieces, and their memory."""
         groups: dict[object, list[int]] = {}
         plain = [t.detach().resolve_conj().resolve_neg() for t in self.tensors]
         for k, t in enumerate(plain):
@@ -93,14 +93,14 @@ def _free(hint: str, taken: Mapping[str, object]) -> str:
 
 
 def _reach(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """The first element behind all that a tensor reaches."""
+    """Return the end of the range of elements that a tensor reaches."""
     if 0 in shape:
         return offset
     return offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
 
 
 def _span(group: list[torch.Tensor]) -> tuple[int, int]:
-    """The bytes of the storage that the tensors reach, begun where any dtype may begin."""
+    """Return the range of bytes that the tensors reach; its begin is aligned for any dtype."""
     begin = min(int(t.storage_offset()) * t.element_size() for t in group)
     end = max(
         _reach(int(t.storage_offset()), tuple(t.shape), t.stride()) * t.element_size()
@@ -142,7 +142,8 @@ def _row(own: torch.Tensor, t: torch.Tensor, name: str, begin: int) -> object:
 
 
 def tensors_of(rows: Node, pieces: dict[str, torch.Tensor], place: Placed) -> list[torch.Tensor]:
-    """The tensors of all rows; `place` says where what lay on a device goes."""
+    """Return the tensors of all rows. `place`: gives the device for tensors saved on a device.
+    Raises LoadError."""
     devices: dict[str, str] = {}
     for row in rows.items_of():
         row.only(*_ROW)
@@ -156,7 +157,7 @@ def tensors_of(rows: Node, pieces: dict[str, torch.Tensor], place: Placed) -> li
 
 
 def _holds_values(device: str) -> bool:
-    """Whether the text names a device, and one of which tensors are saved: `meta` has no values."""
+    """Whether the text names a device whose tensors have values: any but `meta`."""
     try:
         return torch.device(device).type != "meta"
     except RuntimeError:
@@ -190,7 +191,8 @@ def _tensor(row: Node, pieces: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def placing(map_location: object) -> Placed:
-    """What `map_location` means: None, a device, or {device: device}; raises TypeError."""
+    """Return the map of devices for `map_location`: None, a device, or {device: device}. Raises
+    TypeError, and LoadError for a device that does not exist."""
     if isinstance(map_location, str | torch.device):
         device = torch.device(map_location)
         _check_device(device, f"map_location is {str(device)!r}")
@@ -211,13 +213,13 @@ def placing(map_location: object) -> Placed:
 
 
 def _check_device(name: str | torch.device, problem: str) -> torch.device:
-    """The device; raises LoadError if this machine, or this PyTorch, has none."""
+    """Return the device. Raises LoadError if this machine or this PyTorch has no such device."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise LoadError(
-            f"{problem}, which is not there: lt.load(f, map_location='cpu') "
+            f"{problem}, which this machine does not have: lt.load(f, map_location='cpu') "
             f"({str(error).splitlines()[0]})"
         ) from error
     return device

@@ -1,11 +1,11 @@
-"""`state.safetensors`: named flat pieces of memory, in Hugging Face's safetensors format.
+"""Writes and reads `state.safetensors`: named pieces of memory, in Hugging Face's format.
 
-In: tensors, or the stream of an entry. Out: bytes piece by piece, or tensors.
+In: tensors, or the stream of an entry. Out: bytes, or flat tensors of bytes.
 
     8 bytes: length of the header · JSON {name: {dtype, shape, data_offsets}} · data without gaps
 
-Invariant: sizes and offsets are checked against each other and the stream before memory is asked
-for; no piece is in memory twice as a whole. The safetensors library reads what is written here.
+Invariant: sizes and offsets are checked against each other and the stream before memory is
+allocated; no piece is copied as a whole. The safetensors library can read the file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lowtide.deploy.jsontext import Node
 from lowtide.errors import LoadError
 
 _PIECE_BYTES: Final = 16 << 20
-_HEADER_BYTES: Final = 100 << 20  # what the safetensors library reads
+_HEADER_BYTES: Final = 100 << 20  # the limit of the safetensors library
 
-# Complex numbers are pairs of floats: the library of some years ago knows no complex dtype.
+# Complex numbers are pairs of floats: older versions of the library have no complex dtype.
 DTYPES: Final[dict[torch.dtype, str]] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -48,7 +48,7 @@ _BY_NAME: Final = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One entry: where its bytes are, and how the safetensors library is to see them."""
+    """One entry of the header: the dtype and shape that the safetensors library sees."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,12 +56,12 @@ class Piece:
 
 
 def size_of(pieces: Mapping[str, Piece]) -> int:
-    """Bytes of the data part."""
+    """Return the number of bytes of the data part."""
     return sum(p.nbytes for p in pieces.values())
 
 
 def write(file: IO[bytes], pieces: Mapping[str, Piece], memory: Mapping[str, torch.Tensor]) -> None:
-    """Writes all pieces; `memory` holds a contiguous CPU tensor for each."""
+    """Write all pieces. `memory`: a contiguous CPU tensor for each."""
     header: dict[str, object] = {}
     end = 0
     for name, piece in pieces.items():
@@ -89,7 +89,7 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def read(file: IO[bytes], size_bytes: int) -> dict[str, torch.Tensor]:
-    """The memory of each entry, as a flat tensor of bytes; raises LoadError."""
+    """Return the memory of each entry as a flat tensor of bytes. Raises LoadError."""
     header = _header(file, size_bytes)
     return {name: _filled(file, name, piece.nbytes) for name, piece in header.items()}
 

@@ -1,15 +1,13 @@
-"""What a saved program may call in PyTorch: a positive list, by target.
+"""The functions of PyTorch that a saved program may call: a positive list, by target.
 
-In: nothing. Out: `may_call`, whether `call_torch` and `mutate` take a name in a file; `TARGETS`,
-the names that they take besides those of `torch.ops.aten`; and `TENSOR_METHODS`, those that
-`py.call_method` takes beside Python's own.
+In: nothing. Out: `may_call`, whether a file may have a target in `call_torch` and `mutate`;
+`TARGETS`, the targets outside `torch.ops.aten`; `TENSOR_METHODS`, for `py.call_method`.
 
     may_call("torch.relu")  may_call("torch.ops.aten.relu.default")  not may_call("torch.load")
 
-Invariant: nothing here touches files, processes, the network, pickles, raw addresses, other
-people's memory or settings of the process. What is not listed is refused, so that a function that a
-later PyTorch brings is out until somebody has looked at it; methods that are pure by their schemas
-are in without.
+Invariant: no listed function touches files, processes, the network, pickles, raw addresses, memory
+of other objects or settings of the process. A function that is not listed, such as a new one of a
+later PyTorch, is refused. Methods that are pure by their schemas need no entry.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from lowtide.torch_private.private_names import NN as NN_PATH
 
 
 def names_in(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -208,8 +206,8 @@ SPECIAL: Final = names_in(
     """
 )
 
-# `torch._softmax`, `torch.ops.aten._softmax`: those of PyTorch's own that check what they are given
-# as the public ones do. What trusts its caller with shapes or indices is not here.
+# `torch._softmax`, `torch.ops.aten._softmax`: private functions that check their arguments as the
+# public ones do. Functions that trust their caller with shapes or indices are not listed.
 PRIVATE: Final = names_in(
     """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _aminmax _assert_async _cast_Byte _cast_Char
@@ -290,7 +288,7 @@ TARGETS: Final = frozenset(
     )
 )
 
-# By the same names: what functions and methods above call.
+# The ops that the functions and methods above call; the names are the same.
 ATEN: Final = frozenset(
     (
         *(TORCH_FUNCTIONS | TENSOR_METHODS | FUNCTIONAL | PRIVATE | NN | _ATEN_ONLY),
@@ -302,15 +300,15 @@ ATEN: Final = frozenset(
 _ATEN_PATH: Final = "torch.ops.aten."
 
 
-# What a pure method takes and gives, in PyTorch's schemas: no streams, storages, generators, names.
+# The types in the schema of a pure method: no streams, storages, generators or names.
 _PURE_TYPES: Final = ("Tensor", "int", "float", "bool", "Scalar", "number", "SymInt")
-_NOT_CHECKED: Final = ("_", "unsafe", "data")  # how names begin of what trusts its caller
+_NOT_CHECKED: Final = ("_", "unsafe", "data")  # prefixes of methods that trust their caller
 
 
 @functools.cache
 def is_pure_method(name: str) -> bool:
-    """Whether it is a method of tensors that by its schemas only computes a tensor from tensors and
-    numbers: `to_sparse_csr`, `crow_indices`. No list has to have these."""
+    """Whether a method of tensors, by its schemas, only computes from tensors and numbers, as
+    `to_sparse_csr` and `crow_indices` do. Such a method needs no entry in a list."""
     if name.startswith(_NOT_CHECKED) or not hasattr(torch.Tensor, name):
         return False
     of_tensors = [
@@ -328,8 +326,8 @@ def _is_pure(schema: Any) -> bool:
 
 
 def may_call(target: str) -> bool:
-    """Whether a file may call this: a name of `TARGETS`, a pure method of tensors, or an op of
-    `ATEN`, or one overload."""
+    """Whether a file may call a target: a name of `TARGETS`, a pure method of tensors, an op of
+    `ATEN` or an overload of it."""
     if target.startswith("Tensor.") and is_pure_method(target.removeprefix("Tensor.")):
         return True
     if not target.startswith(_ATEN_PATH):
@@ -341,7 +339,7 @@ def may_call(target: str) -> bool:
     return packet is not None and (not dot or overload in packet.overloads())
 
 
-# What a name that a file may not call is, and what to write instead.
+# Prefixes of targets that a file may not call, and what to write instead.
 _BEFORE: Final = (
     "in Python, and its result as an argument or an attribute: a file calls only what "
     "docs/save-format.md allows"
@@ -356,6 +354,6 @@ _REMEDIES: Final = (
 
 
 def remedy_for(target: str) -> str:
-    """What to write instead of a call that no file may make."""
+    """Return what to write instead of a call that no file may contain."""
     found = (remedy for path, remedy in _REMEDIES if target.startswith(path))
     return next(found, "a function of torch or F, or of yours")

@@ -1,12 +1,12 @@
 """Finds equal modules, which share compiled programs.
 
-In: modules, and what is known of how they are called. Out: the entries of an earlier one, or None.
+In: a module and its form. Out: an earlier module with its entries, or None.
 
     nn.TransformerEncoder(layer, 6)   six layers: one is compiled, five are its twins
 
-Invariant: a twin has the same tree of classes and names, shares tensors and submodules in the
-same way, and gives the same answer to every guard; by the contract of `ModuleState` the program
-that was compiled for the other is then right for it.
+Invariant: twins have equal trees of classes and names, share tensors and submodules in the same
+way, and give equal values to each guard. By the contract of `ModuleState`, a program that was
+compiled for one of them is right for the other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Known = tuple[torch.nn.Module, list[Entry]]
 
 @dataclass(slots=True)
 class Twins:
-    """Modules whose programs are known, by their form; see the module's text."""
+    """Modules with compiled programs, by their form; see the module's text."""
 
     _known: dict[Hashable, list[Known]] = field(default_factory=dict[Hashable, list[Known]])
 
     def find(self, module: torch.nn.Module, form: Hashable) -> Known | None:
-        """A module that this one is a twin of, and its entries."""
+        """Return a twin of the module with its entries, None if there is none."""
         for other, entries in self._known.get(form, ()):
             programs = (program for entry in entries for program in entry.programs)
             if all(_agree(program, other, module) for program in programs):
@@ -39,24 +39,24 @@ class Twins:
         return None
 
     def add(self, module: torch.nn.Module, form: Hashable, entries: list[Entry]) -> None:
-        """Remembers the entries of a module."""
+        """Add a module and its entries."""
         self._known.setdefault(form, []).append((module, entries))
 
 
 def form_of(module: torch.nn.Module) -> Hashable:
-    """What twins have in common: classes, names, and which of them are one object."""
+    """Return what twins have in common: classes, names, and which tensors are one object."""
     places: dict[int, int] = {}
     return tuple(_row(inner, places) for inner in _below(module))
 
 
 def standing(one: torch.nn.Module, other: torch.nn.Module) -> dict[int, int]:
-    """For each module below `one` the one below its twin in the same place, by their ids."""
+    """Return a map of ids: for each module in the tree of `one`, its counterpart in `other`."""
     rows = zip(_below(one), _below(other), strict=True)
     return {id(a): id(b) for a, b in rows}
 
 
 def _below(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
-    """The module and all below it, each once, in the order of their names."""
+    """Return the module and its submodules, each once, in an order that names decide."""
     found: dict[torch.nn.Module, None] = {}
     waiting = [module]
     while waiting:
@@ -84,7 +84,7 @@ def _row(module: torch.nn.Module, places: dict[int, int]) -> Hashable:
 
 
 def _agree(program: Program, one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether both give the program the same answers, and captured values of its types."""
+    """Whether both modules give equal values to the guards, and values of the captured types."""
     fn = program.function
     readers = [Reader(module, fn.captures, program.guards) for module in (one, other)]
     if any(any(found) for reader in readers for found in reader.hooks()):

@@ -1,6 +1,6 @@
-"""Values of attributes, defaults and guards as JSON.
+"""Encodes values of attributes, defaults and guards as JSON, and decodes them.
 
-In: Python values. Out: JSON, and the values again.
+In: Python values, or nodes. Out: JSON, or values.
 
     3, "x", None, 0.5       themselves
     torch.float32, 1j, nan  {"literal": "torch.float32"}
@@ -9,7 +9,7 @@ In: Python values. Out: JSON, and the values again.
     Mode.R | Mode.W         {"enum": "Mode", "flags": 3}
     a list, dict, record    {"object": 4}: row 4 of the table of objects
 
-Invariant: objects that are one object stay one; they may hold each other in a circle.
+Invariant: an object that is reached by several paths is one row and one object; cycles are allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _LARGEST: Final = 2**63
 
 @dataclass(slots=True)
 class Encoder:
-    """Writes values; `class_id` gives a class its id in the file, or raises NotSaved."""
+    """Encodes values. `class_id`: gives a class its id in the file, or raises NotSaved. `used`:
+    is called with each class and attribute of an encoded object."""
 
     tensors: TensorTable
     class_id: Callable[[type], str]
@@ -44,7 +45,8 @@ class Encoder:
     _alive: list[object] = field(default_factory=list[object])
 
     def value(self, value: object, hint: str, *, records: bool = True) -> object:
-        """The JSON of a value; raises NotSaved. `records`: objects of plain classes, too."""
+        """Return the JSON of a value. `records`: whether objects of the user's classes are allowed.
+        Raises NotSaved."""
         if value is None or isinstance(value, bool) or type(value) is str:
             return value
         if type(value) is int and -_LARGEST <= value < _LARGEST:
@@ -109,7 +111,7 @@ class Encoder:
         return place
 
     def _fields(self, value: object, inner: Callable[[object, object], object]) -> object:
-        # The class that a file makes has no members that are None: the object has them.
+        # A file's class has no attributes that are None, so the object gets these.
         names = {n for c in type(value).__mro__ for n, x in vars(c).items() if x is None}
         found = dict[str, object].fromkeys(filter(limits.is_public, sorted(names)))
         for cls in type(value).__mro__:
@@ -123,13 +125,13 @@ class Encoder:
 
 
 def can_encode(value: object, depth: int = 0) -> bool:
-    """Whether a value is of plain parts only: what is saved though no program asks for it."""
+    """Whether a value has plain parts only, so that it is saved even if no program reads it."""
     if depth > limits.TUPLES:
         return False
     if isinstance(value, torch.Tensor):
         return not why_not(value)
     inner: list[object]
-    if isinstance(value, tuple):  # of a class of the user's, there may be more to it
+    if isinstance(value, tuple):  # a user's subclass may have further state
         held = cast("tuple[object, ...]", value)
         if type(held) not in (tuple, torch.Size) and not hasattr(held, "_fields"):
             return False
@@ -151,7 +153,7 @@ def can_encode(value: object, depth: int = 0) -> bool:
 
 @dataclass(slots=True)
 class Decoder:
-    """Reads values; `entries` and `classes` by id, `tensors` and `objects` by row."""
+    """Decodes values. `entries`, `classes`: by id. `tensors`, `objects`: by row."""
 
     tensors: list[torch.Tensor]
     entries: Mapping[str, ClassEntry]
@@ -159,7 +161,7 @@ class Decoder:
     objects: list[Any] = field(default_factory=list[Any])
 
     def read_objects(self, rows: Node) -> None:
-        """Makes all objects, then fills them."""
+        """Make all objects empty, then fill them, since they may refer to each other."""
         nodes = rows.items_of()
         for row in nodes:
             self.objects.append(self._empty(row))
@@ -198,7 +200,7 @@ class Decoder:
         key = self.value(node)
         try:
             hash(key)
-        except Exception as error:  # of a record whose fields are not there yet, too
+        except Exception as error:  # such as the hash of a record that is not filled yet
             raise node.fail("a key") from error
         return key
 
@@ -209,7 +211,7 @@ class Decoder:
         return self.classes[entry.id]
 
     def value(self, node: Node, depth: int = 0) -> Any:
-        """The value; raises LoadError."""
+        """Return the value of a node. Raises LoadError."""
         if node.value is None or isinstance(node.value, bool | int | float | str):
             return node.value
         if depth > limits.TUPLES:
@@ -253,7 +255,7 @@ class Decoder:
             raise flags.fail(f"flags of {members.__name__}") from error
 
     def tensor(self, node: Node) -> torch.Tensor | None:
-        """A tensor or None."""
+        """Return a node's tensor, None for null. Raises LoadError."""
         found = self.value(node)
         if found is not None and not isinstance(found, torch.Tensor):
             raise LoadError(f"{node.where}: expected a tensor")

@@ -1,10 +1,11 @@
-"""Programs and state of one file, while it is written.
+"""Collects the programs and the state of a file that is written.
 
 In: entries, the root module. Out: texts of IR, rows of the manifest.
 
-Invariant: a text stands once in the file, whichever methods it is the program of. What is
-written has passed the checks that reading makes, and its text reads back to
-the same program.
+    six equal layers      one text, code/layers.0.forward.ir, and one row with six modules
+
+Invariant: equal texts are one entry of the file. Each program passes the checks of the reader, and
+its text parses back to the same program.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from lowtide.ir.types import (
 
 
 class Writer:
-    """See the module's text; `root` is None for a function."""
+    """See the module's text. `root`: None for a function."""
 
     def __init__(self, root: torch.nn.Module | None) -> None:
         self.root = root
@@ -53,13 +54,13 @@ class Writer:
         self.codes: dict[str, str] = {}  # texts of programs, and their names in the file
         self._paths = {} if root is None else modules.in_order(root)
         self._rows = {module: k for k, module in enumerate(self._paths)}
-        self._written: dict[int, tuple[Function, Function, str]] = {}  # as it is, as it is written
+        self._written: dict[int, tuple[Function, Function, str]] = {}  # original, renamed, text
         self._needs: dict[tuple[int, str], object] = {}
 
     # -- programs --
 
     def programs(self, entry: Entry) -> list[str]:
-        """The names of an entry's programs in the file; raises CompileError."""
+        """Return the names of an entry's programs in the file. Raises CompileError."""
         found: list[str] = []
         for program in entry.programs:
             fn = program.function
@@ -68,7 +69,7 @@ class Writer:
                 made = rename_classes(fn, self.names.id_of_name)
                 made.name = _plain(made.name).replace(".", "_")
                 for op in made.walk():
-                    op.attrs.pop("owner", None)  # what reading has added
+                    op.attrs.pop("owner", None)  # the reader adds it
                 self._written[id(fn)] = (fn, made, self._text(made))
             text = self._written[id(fn)][2]
             self._note_needs(program, entry.module)
@@ -92,7 +93,7 @@ class Writer:
         return text
 
     def _note_classes(self, fn: Function) -> None:
-        """Gives every class of the program an id, and notes the attributes that are used."""
+        """Give every class of the program an id, and note the attributes that are used."""
         for value in fn.arguments:
             self._at(fn.loc, lambda v=value: self._note_type(v.type))
         for value, path in zip(fn.params[len(fn.arguments) :], fn.captures, strict=True):
@@ -149,7 +150,7 @@ class Writer:
             self._at(loc, lambda p=path: self._need(module, p))
 
     def _in_place(self, fn: Function) -> dict[str, Loc]:
-        """The attributes of modules that the program reads or writes where it uses them."""
+        """Return the attributes of captured modules that the program reads or writes in place."""
         captured = dict(zip(fn.params[len(fn.arguments) :], fn.captures, strict=True))
         return {
             join_path(captured[op.operands[0]], str(op.attrs["name"])): op.loc
@@ -190,7 +191,7 @@ class Writer:
         return _is_state(owner, name) or (id(owner), name) in self._needs
 
     def modules(self) -> list[object]:
-        """The rows of the module tree; raises CompileError."""
+        """Return the rows of the module tree. Raises CompileError."""
         if self.root is None:
             return []
         try:
@@ -199,11 +200,11 @@ class Writer:
             raise _not_saved(str(error), self._first_loc(), error.remedy) from error
 
     def places(self, entry: Entry) -> list[int]:
-        """The row of the module whose method it is; none for a function."""
+        """Return the row of the entry's module; none for a function."""
         return [] if entry.module is None else [self._rows[entry.module]]
 
     def parameter(self, entry: Entry, parameter: inspect.Parameter) -> dict[str, object]:
-        """The row of a parameter; raises CompileError."""
+        """Return the row of a parameter. Raises CompileError."""
         row: dict[str, object] = {"name": parameter.name, "kind": parameter.kind.name.lower()}
         if parameter.default is not inspect.Parameter.empty:
             hint = f"{entry.name}.{parameter.name}"
@@ -212,11 +213,10 @@ class Writer:
         return row
 
     def guards(self, entry: Entry, program: Program) -> list[object]:
-        """The rows of a program's guards; those that no file can hold are left out. Of an attribute
-        whose type alone the program asked for, the file says whether it is None; of a function,
-        which no file holds, that there is none."""
+        """Return the rows of a program's guards, without those that a file cannot hold. A guard on
+        a type becomes one on being None; a guard on a function, one on the attribute's absence."""
         facts: Iterator[Any] = iter(program.facts)
-        in_place = self._in_place(program.function)  # the program itself tells the types of these
+        in_place = self._in_place(program.function)  # their types are in the program
         rows: list[object] = []
 
         def add(guard: Guard, fact: object) -> None:
@@ -235,14 +235,14 @@ class Writer:
                     add(Guard("none", guard.path), fact is type(None))
             elif guard.kind != "has" and is_literal(fact):
                 add(guard, fact)
-            elif is_there or not _given_by_class(entry.module, guard.path):  # a function, or asked
+            elif is_there or not _given_by_class(entry.module, guard.path):
                 add(Guard("has", guard.path), is_there)
         return rows
 
     # -- at the end --
 
     def finish(self) -> dict[str, ClassEntry]:
-        """The class table, once all programs have passed the checks; raises CompileError."""
+        """Return the class table, after all programs are checked. Raises CompileError."""
         try:
             classes = self.names.entries()
         except NotSaved as error:
@@ -256,7 +256,7 @@ class Writer:
         return classes
 
     def sources(self) -> list[object]:
-        """The lines that the programs point at."""
+        """Return the source lines of the programs' locations."""
         return sources.rows_of(made for _, made, _ in self._written.values())
 
     def _first_loc(self) -> Loc:
@@ -264,7 +264,7 @@ class Writer:
 
 
 def _given_by_class(root: torch.nn.Module | None, path: str) -> bool:
-    """Whether every module that comes out of a file has this, or it is a global."""
+    """Whether the path is a global, or an attribute that all loaded modules of this class have."""
     if path.startswith("@"):
         return True
     owner, name = follow(cast("torch.nn.Module", root), path)
@@ -277,7 +277,7 @@ def _is_state(module: torch.nn.Module, name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name of the characters that names of files and functions have."""
+    """Return the name with letters, digits, dots and underscores only, for files and functions."""
     return re.sub(r"[^\w.]", "_", name, flags=re.ASCII)[:100]
 
 

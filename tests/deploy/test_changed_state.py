@@ -168,7 +168,7 @@ def test_the_nearest_of_several_programs_is_told() -> None:
 def test_what_is_gone_is_told() -> None:
     loaded = through_file(lt.script(Declared()))
     del loaded.size
-    with pytest.raises(lt.CompileError, match=r"`self\.size` is not there any more"):
+    with pytest.raises(lt.CompileError, match=r"`self\.size` is missing"):
         loaded(X)
 
 
