@@ -82,8 +82,8 @@ def _manifest(opened: Archive) -> Node:
     if version > limits.FORMAT:
         raise LoadError(
             f"the file is of format {version}, written by {producer!r}; this is lowtide "
-            f"{__version__}, which reads formats up to {limits.FORMAT}: install at least the "
-            "version that wrote it"
+            f"{__version__}, which reads formats up to {limits.FORMAT}: install a newer Lowtide, "
+            "at least the one that wrote the file"
         )
     if version < limits.OLDEST_FORMAT:
         raise LoadError(
