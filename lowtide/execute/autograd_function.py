@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, cast
 
 import torch
@@ -37,7 +38,7 @@ from lowtide.specialise.specialise import Trace
 from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.orders import Order, inverse
 from lowtide.torch_private import torch_state
-from lowtide.torch_private.autograd import StopRecomputation, keeps_graph
+from lowtide.torch_private.autograd import FunctionBase, StopRecomputation, keeps_graph
 from lowtide.torch_private.tensors import version
 
 Tensor = torch.Tensor
@@ -143,7 +144,7 @@ class Recorder:
 
     `places`: the position of each tensor of the Program among the live-ins. `copies`: inputs that
     the function may change in place later; the backward pass gets a copy of those it needs.
-    `launch` runs the kernels of a backward pass.
+    `launch` runs the kernels of a backward pass. `gradient` has recorded what it saves.
     """
 
     def __init__(
@@ -167,6 +168,19 @@ class Recorder:
         self.copied = tuple(
             k for k, n in enumerate(self.names) if n in copies and n in gradient.kept_inputs
         )
+        # What a call does, without a look-up by name. Of `kept`, outputs count from -1 down.
+        self.results = tuple(gradient.program.results)
+        self.saved = tuple(s.name for s in gradient.saved if s.output < 0)
+        self.shared = tuple((s.name, s.output) for s in gradient.saved if s.output >= 0)
+        instead = {n: -1 - k for n, k in gradient.in_place_of.items()}
+        self.kept = tuple(instead.get(n, self.names.index(n)) for n in gradient.kept_inputs)
+        self.dead = tuple(k for k, carries in enumerate(gradient.carrying) if not carries)
+        self.is_turned = any(order is not None for order in eager.orders)
+        # Live-ins that are tensors, of which a backward pass knows the sizes, and the others.
+        self.tensors = tuple(p.position for p in places.values() if not p.path)
+        self.others = tuple({*range(len(eager.live_ins))} - {*self.tensors})
+        self.forms: tuple[tuple[torch.dtype, torch.device], ...] = ()  # the same in every call
+        self.ways: dict[tuple[Any, ...], _Way] = {}
 
     def __call__(
         self,
@@ -183,18 +197,25 @@ class Recorder:
             tensors[k] = copied(tensors[k])
         for k in self.apart:
             tensors[k] = tensors[k].detach()
-        call = _Call(self, tuple(sizes), tuple(numbers), a)
+        call = _Call(self, sizes, numbers, a)
         if written is None:
-            return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+            return _Region.apply(call, *tensors)
         call.made = []
         try:
-            return _Region.apply(call, *tensors)  # pyright: ignore[reportUnknownVariableType]
+            return _Region.apply(call, *tensors)
         except StopRecomputation:
-            if all(map(bool, call.made[len(self.gradient.program.results) :])):
+            if all(map(bool, call.made[len(self.results) :])):
                 written(call.made)
             raise
         finally:
             call.made = None  # the call lives until the backward pass
+
+    def way(self, key: tuple[Any, ...], sizes: Sequence[int]) -> _Way:
+        """Return how the gradients are computed for this combination, see `_by_kernels`."""
+        found = self.ways.get(key)
+        if found is None:
+            found = self.ways[key] = _way(self, *key[:3], sizes)
+        return found
 
 
 def copied(x: Tensor) -> Tensor:
@@ -207,28 +228,40 @@ def copied(x: Tensor) -> Tensor:
 
 
 class _Call:
-    """One forward run, saved for its backward pass: sizes, numbers, and live-ins that are not
-    tensors."""
+    """One forward run, saved for its backward pass: sizes, numbers, and live-ins, of whose tensors
+    it has the sizes only. `aliases`: outputs that the backward pass reads; `versions`: how often
+    each had been changed in place."""
 
     __slots__ = (
-        *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "saved"),
-        "sizes",
+        *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "sizes"),
         "versions",
     )
 
     def __init__(
-        self, recorder: Recorder, sizes: tuple[int, ...], numbers: tuple[float, ...], a: Values
+        self, recorder: Recorder, sizes: Sequence[int], numbers: Sequence[float], a: Values
     ) -> None:
         self.recorder = recorder
-        self.sizes = sizes
-        self.numbers = numbers
-        self.live_ins = [_without_data(v) for v in a]
+        self.sizes = tuple(sizes)
+        self.numbers = tuple(numbers)
         self.rules = ownership.rules()
-        self.saved: tuple[str, ...] = ()
         self.made: list[Tensor] | None = None  # results and checks, where they are asked for
-        self.aliases: dict[str, Tensor] = {}  # outputs that the backward pass reads, and …
-        self.versions: dict[str, int] = {}  # … how often each had been changed in place
         self.left: Kept | None = None  # after a backward pass of some outputs
+        self.aliases: Sequence[Tensor] = ()
+        self.versions: Sequence[int] = ()
+        if not recorder.forms:
+            recorder.forms = tuple((a[k].dtype, a[k].device) for k in recorder.tensors)
+        self.live_ins = live_ins = [*a]
+        for k in recorder.tensors:
+            live_ins[k] = a[k].shape
+        for k in recorder.others:
+            live_ins[k] = _without_data(a[k])
+
+    def values(self) -> list[Any]:
+        """Return the live-ins, with placeholders for tensors."""
+        found = [*self.live_ins]
+        for k, form in zip(self.recorder.tensors, self.recorder.forms, strict=True):
+            found[k] = _Shape(found[k], *form)
+        return found
 
 
 def _without_data(value: Any) -> Any:
@@ -248,28 +281,26 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     return build(cast("type", type(value)), elems)  # pyright: ignore[reportUnknownArgumentType]
 
 
-class _Region(torch.autograd.Function):
+class _Region(FunctionBase):
+    """Its `apply` is C's: no transform of torch.func is on where a program runs."""
+
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         r = call.recorder
-        g = r.gradient
         found = r.executable(tensors, call.sizes, call.numbers)
-        count = len(g.program.results)
-        extra = [s for s in g.saved if s.output < 0]
-        outputs = [_turned(x, o) for x, o in zip(found[:count], r.eager.orders, strict=True)]
-        kept, checks = found[count : count + len(extra)], found[count + len(extra) :]
-        for s in g.saved:
-            if s.output >= 0:
-                alias = call.aliases[s.name] = _stored(outputs[s.output].detach(), r, s.output)
-                call.versions[s.name] = version(alias)
-        call.saved = tuple(s.name for s in extra)
-        given = dict(zip(r.names, tensors, strict=True))
-        given.update({n: outputs[k] for n, k in g.in_place_of.items()})
-        ctx.save_for_backward(*(given[n] for n in g.kept_inputs), *kept)
+        count = len(r.results)
+        outputs, extra = found[:count], count + len(r.saved)
+        kept, checks = found[count:extra], found[extra:]
+        if r.is_turned:
+            outputs = [_turned(x, o) for x, o in zip(outputs, r.eager.orders, strict=True)]
+        if r.shared:
+            call.aliases = [_stored(outputs[k].detach(), r, k) for _, k in r.shared]
+            call.versions = [*map(version, call.aliases)]
+        ctx.save_for_backward(*[tensors[k] if k >= 0 else outputs[-1 - k] for k in r.kept], *kept)
         ctx.call = call
         ctx.set_materialize_grads(False)
-        dead = [o for o, carries in zip(outputs, g.carrying, strict=True) if not carries]
-        ctx.mark_non_differentiable(*dead, *checks)
+        if r.dead or checks:
+            ctx.mark_non_differentiable(*[outputs[k] for k in r.dead], *checks)
         if call.made is not None:
             call.made += (*outputs, *checks)
         return (*outputs, *checks)
@@ -280,27 +311,29 @@ class _Region(torch.autograd.Function):
         is_watched = call.rules.is_rehearsal and WATCHED in ctx.metadata
         unshared = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
-        count = len(r.gradient.kept_inputs)
         g = r.gradient
-        kept, call.left = saved_for(
-            *(ctx, call.left, g.parts, (*g.kept_inputs, *call.saved), cotangents),
-            lambda parts: g.reads(parts, (*call.saved, *call.aliases)),
-        )
-        carrying = g.carrying
+        if len(g.parts) < 2:
+            kept: Sequence[Tensor] = ctx.saved_tensors
+        else:
+            shared = [name for name, _ in r.shared]
+            kept, call.left = saved_for(
+                *(ctx, call.left, g.parts, (*g.kept_inputs, *r.saved), cotangents),
+                lambda parts: g.reads(parts, (*r.saved, *shared)),
+            )
         given = [
-            _stored(c, r, k) if carries and c is not None else None
-            for k, (c, carries) in enumerate(zip(cotangents, carrying, strict=False))
+            (_stored(c, r, k) if r.is_turned else c) if carries and c is not None else None
+            for k, (c, carries) in enumerate(zip(cotangents, g.carrying, strict=False))
         ]
-        needed = tuple(bool(ctx.needs_input_grad[1 + k]) for k in r.wanted)
+        needed: tuple[bool, ...] = ctx.needs_input_grad
         with watching.aside():
             if torch.is_grad_enabled() or torch_state.in_transform(given):
-                found = _by_eager(call, kept[:count], given, needed)
+                found = _by_eager(call, kept[: len(r.kept)], given, needed)
             else:
                 found = _by_kernels(call, kept, given, needed, unshared)
-        gradients: list[Tensor | None] = [None] * len(r.names)
+        gradients: list[Tensor | None] = [None] * len(needed)
         for k, value in zip(r.wanted, found, strict=True):
-            gradients[k] = value
-        return (None, *gradients)
+            gradients[1 + k] = value
+        return tuple(gradients)
 
 
 def _turned(x: Tensor, order: Order | None) -> Tensor:
@@ -318,6 +351,44 @@ def _stored(x: Tensor, recorder: Recorder, output: int) -> Tensor:
 hide_with_callees(_Region.backward)  # which a function that Dynamo has compiled may call
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How kernels compute gradients for one combination of wanted gradients, cotangents and saved
+    values. `picked`: the kernels' inputs, by position among saved tensors, cotangents and aliases.
+    `gradients`: for each of the wanted inputs where its gradient is."""
+
+    made: Pass
+    picked: tuple[int, ...]
+    gradients: tuple[_Found | int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A gradient that is more than a result of the kernels. `output`: the dense result, -1 if there
+    is none. `is_last`: no other gradient is made of it. `order`: the order of dims in which it is
+    stored. `position`: of the live-in whose gradient it is, with the path within."""
+
+    output: int
+    is_last: bool
+    order: Order | None
+    parts: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    place: Place
+
+    def gradient(self, results: list[Any], call: _Call) -> Tensor:
+        """Return the gradient, in the input's dtype."""
+        dense: Tensor | None = results[self.output] if self.output >= 0 else None
+        parts = [(results[index], results[values]) for index, values in self.parts]
+        if dense is not None and self.order is not None:
+            dense = dense.permute(inverse(self.order))
+        if dense is None or parts:
+            form: _Shape = item(call.values(), (self.place.position, *self.place.path))
+            return _added(dense, parts, form)
+        if self.is_last:
+            results[self.output] = None
+        return dense.to(self.dtype)
+
+
 def _by_kernels(
     call: _Call,
     kept: Sequence[Tensor],
@@ -325,40 +396,50 @@ def _by_kernels(
     needed: tuple[bool, ...],
     unshared: Sequence[int] = (),
 ) -> list[Tensor | None]:
-    """Return the gradients. `unshared`: cotangents without other references, whose memory may be
-    reused for gradients."""
-    g = call.recorder.gradient
-    tensors = dict(zip((*g.kept_inputs, *call.saved), kept, strict=True))
-    unchanged = {n: x for n, x in call.aliases.items() if version(x) == call.versions[n]}
-    if g.value_and_grad is not None:
-        found = g.value_and_grad.gradients
-        return [_scaled(tensors.get(found.get(n, "")), cotangents) if x else None
-                for n, x in zip(g.wanted, needed, strict=True)]  # fmt: skip
-    tensors.update(unchanged)
+    """Return the gradients of the wanted inputs. `needed`: of all arguments of the Function.
+    `unshared`: cotangents without other references, whose memory may be reused for gradients."""
+    r = call.recorder
+    if r.gradient.value_and_grad is not None:
+        found = r.gradient.value_and_grad.gradients
+        known = dict(zip((*r.gradient.kept_inputs, *r.saved), kept, strict=True))
+        return [
+            _scaled(known.get(found.get(r.names[k], "")), cotangents) if needed[1 + k] else None
+            for k in r.wanted
+        ]
     patterns: list[tuple[bool, ...] | None] = []
     free: list[str] = []
-    for k, (name, carries) in enumerate(zip(g.program.results, g.carrying, strict=True)):
-        cotangent = cotangents[k]
-        if cotangent is None or not carries:
+    dense: list[Tensor | None] = []
+    for k, cotangent in enumerate(cotangents):
+        if cotangent is None:
             patterns.append(None)
+            dense.append(None)
             continue
-        tensors[given_name(name)], pattern = cotangent_pattern(cotangent)
+        x, pattern = cotangent_pattern(cotangent)
         patterns.append(pattern)
-        if k in unshared and tensors[given_name(name)] is cotangent:  # no copy of it
-            free.append(given_name(name))
-    hints = dict(zip(g.names, call.sizes, strict=True))
+        dense.append(x)
+        if k in unshared and x is cotangent:  # no copy of it
+            free.append(given_name(r.results[k]))
+    unchanged = tuple(map(eq, map(version, call.aliases), call.versions))
+    adding = torch_state.in_any_order(r.gradient.machine)
     try:
-        made = g.backward(needed, tuple(patterns), (*call.saved, *unchanged), hints)
-        if made.executable is not None:
-            made.executable.write()
+        way = r.way((needed, tuple(patterns), unchanged, adding), call.sizes)
     except Exception as error:
         survive(error, "the backward pass")
-        return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
-    try:
-        results = _run(made, tensors, call, free)
-    except KernelFault:
-        return _by_eager(call, kept[: len(g.kept_inputs)], cotangents, needed)
-    return [results.get(n) if x else None for n, x in zip(g.wanted, needed, strict=True)]
+        return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
+    if way.made.executable is None:
+        results = list[Tensor]()
+    else:
+        values = (*kept, *dense, *call.aliases)
+        given = [cast("Tensor", values[k]) for k in way.picked]
+        executable = way.made.over(free) if free else way.made.executable
+        try:
+            results = [*r.launch(executable, given, call.sizes, call.numbers)]
+        except KernelFault:
+            return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
+    return [
+        results[at] if type(at) is int else None if at is None else at.gradient(results, call)
+        for at in way.gradients
+    ]
 
 
 def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor | None:
@@ -371,33 +452,46 @@ def _scaled(found: Tensor | None, cotangents: Sequence[Tensor | None]) -> Tensor
     return found * scalar if keeps_graph() else found.mul_(scalar)
 
 
-def _run(
-    made: Pass, tensors: Mapping[str, Tensor], call: _Call, free: Sequence[str]
-) -> dict[str, Tensor]:
-    """Run a compiled backward pass; return the gradients by input, in the memory of `free` tensors
-    where possible."""
-    found: dict[str, Tensor] = {}
+def _way(
+    r: Recorder,
+    needed: tuple[bool, ...],
+    patterns: tuple[tuple[bool, ...] | None, ...],
+    unchanged: tuple[bool, ...],
+    sizes: Sequence[int],
+) -> _Way:
+    """Compile the kernels for a combination, see `_by_kernels`."""
+    g = r.gradient
+    wanted = tuple(needed[1 + k] for k in r.wanted)
+    shared = [name for name, _ in r.shared]
+    saved = (*r.saved, *itertools.compress(shared, unchanged))
+    made = g.backward(wanted, patterns, saved, dict(zip(g.names, sizes, strict=True)))
     if made.executable is not None:
-        given = [tensors[n] for n in made.inputs]
-        executable = made.over(free) if free else made.executable
-        results = call.recorder.launch(executable, given, call.sizes, call.numbers)
-        found = dict(zip(made.outputs, results, strict=True))
-        del results
-    gradients: dict[str, Tensor] = {}
-    for name, output in made.gradients.items():
-        place = call.recorder.places[name]
-        like: _Shape = item(call.live_ins, (place.position, *place.path))
-        dense = found[output] if output else None
-        if dense is not None and name in made.orders:
-            dense = dense.permute(inverse(made.orders[name]))
-        parts = [(found[s.index], found[s.values]) for s in made.scatters if s.input == name]
-        if dense is None or parts:
-            gradients[name] = _added(dense, parts, like)
+        made.executable.write()
+    values = [*g.kept_inputs, *r.saved, *map(given_name, r.results), *shared]
+    last = {output: name for name, output in made.gradients.items()}
+    found: list[_Found | int | None] = []
+    for name, is_needed in zip(g.wanted, wanted, strict=True):
+        output = made.gradients.get(name)
+        if not is_needed or output is None:
+            found.append(None)
             continue
-        if dense.dtype is not like.dtype:  # the kernels have added to it
-            del found[output]
-        gradients[name] = dense.to(like.dtype)
-    return gradients
+        at = made.outputs.index(output) if output else -1
+        whole = _Found(
+            output=at,
+            is_last=last[output] == name,
+            order=made.orders.get(name),
+            parts=tuple(
+                (made.outputs.index(s.index), made.outputs.index(s.values))
+                for s in made.scatters
+                if s.input == name
+            ),
+            dtype=g.program.inputs[name].dtype.torch,
+            place=r.places[name],
+        )
+        is_plain = at >= 0 and made.dtypes[at] is whole.dtype
+        found.append(at if is_plain and whole.order is None and not whole.parts else whole)
+    picked = tuple(values.index(n) for n in made.inputs)
+    return _Way(made=made, picked=picked, gradients=tuple(found))
 
 
 def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
@@ -425,7 +519,7 @@ def _by_eager(
     again = torch.is_grad_enabled()
     known = dict(zip(g.kept_inputs, inputs, strict=True))
     with torch.enable_grad():
-        values = [*call.live_ins]
+        values = call.values()
         starts: dict[str, Tensor] = {}
         for name, place in r.places.items():
             x = known.get(name)
@@ -440,9 +534,10 @@ def _by_eager(
             for o, c, carries in zip(outputs, cotangents, g.carrying, strict=True)
             if carries and c is not None and o.requires_grad
         ]
-        chosen = [starts[n] for n, x in zip(g.wanted, needed, strict=True) if x]
+        wanted = [needed[1 + k] for k in r.wanted]
+        chosen = [starts[n] for n, x in zip(g.wanted, wanted, strict=True) if x]
         if not pairs or not chosen:
-            return [None] * len(needed)
+            return [None] * len(wanted)
         found = iter(
             torch.autograd.grad(
                 [o for o, _ in pairs],
@@ -452,7 +547,7 @@ def _by_eager(
                 allow_unused=True,
             )
         )
-    return [next(found) if x else None for x in needed]
+    return [next(found) if x else None for x in wanted]
 
 
 def _start(x: Tensor | _Shape) -> Tensor:

@@ -228,6 +228,9 @@ class Driver:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault, KernelFault):
             pass  # PyTorch's own error shall not be "during handling of" ours
+        except RuntimeError:
+            if not _are_of_transforms(args):
+                raise
         return self.run_eager(args)
 
     def planned(self, args: Sequence[Any]) -> Driver:
@@ -258,7 +261,12 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
     except (CheckFailed, HostFault, KernelFault):
         return entry, None  # PyTorch's own error shall not be "during handling of" ours
     except RuntimeError:
-        # What a transform has left in a buffer has no memory; PyTorch's ops see what it wraps.
-        if not torch_state.in_transform(v for v in values if isinstance(v, torch.Tensor)):
+        if not _are_of_transforms(values):
             raise
         return entry, None
+
+
+def _are_of_transforms(values: Sequence[Any]) -> bool:
+    """Whether some tensors are what a transform has left in a buffer. These have no memory, and
+    PyTorch's ops see what they wrap."""
+    return torch_state.in_transform(v for v in values if isinstance(v, torch.Tensor))

@@ -62,7 +62,8 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A compiled backward Program. `inputs` and `outputs`: names of tensors in order. `orders`:
+    """A compiled backward Program. `inputs` and `outputs`: names of tensors in order; `dtypes`: of
+    the outputs. `orders`:
     orders of dims of gradients whose input is not in row-major order. `others`: see `over`.
     `adds`: scatters that the kernels add to gradients. For the rest see
     `autodiff.Backward`."""
@@ -72,6 +73,7 @@ class Pass:
     outputs: tuple[str, ...]
     gradients: Mapping[str, str]
     scatters: tuple[Scatter, ...]
+    dtypes: tuple[torch.dtype, ...] = ()
     adds: int = 0
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     others: dict[tuple[str, ...], Any] = field(default_factory=dict[tuple[str, ...], Any])
@@ -315,12 +317,14 @@ class Gradient:
                 tiles=self.tiles,
             )
             executable = debug.planned(self.name, compile_program, sizes, "backward ")
+        named = {**program.inputs, **program.delays, **program.defs}
         return Pass(
             executable=executable,
             inputs=tuple(program.inputs),
             outputs=tuple(program.results),
             gradients=gradients,
             scatters=made.scatters,
+            dtypes=tuple(named[n].dtype.torch for n in program.results),
             adds=len(program.outputs) - len(program.results),
             orders=orders,
         )

@@ -85,6 +85,23 @@ def test_modes_and_transforms() -> None:
         assert is_plain(lambda: scripted(x))
     assert torch.allclose(torch.vmap(scripted)(x), f(x))
     assert torch.allclose(torch.func.grad(lambda v: scripted(v).sum())(x), torch.full_like(x, 2))
+
+
+@pytest.mark.parametrize("wants", [False, True])
+def test_what_a_transform_left_behind_has_no_memory_and_is_pytorchs(wants: bool) -> None:
+    left: list[torch.Tensor] = []
+
+    def leaks(x: torch.Tensor) -> torch.Tensor:
+        left.append(x * 2)
+        return x.sum()
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x.tanh() * w).sum(0)
+
+    torch.func.grad(leaks)(torch.rand(3, 4))
+    x = torch.rand(3, 4, requires_grad=wants)
+    got = lt.script(f)(x, left[0])
+    assert torch.allclose(got, f(x, left[0]))
     with config.override(disable=True):
         assert is_plain(lambda: scripted(x))
 
