@@ -210,11 +210,18 @@ class Recorder:
         finally:
             call.made = None  # the call lives until the backward pass
 
-    def way(self, key: tuple[Any, ...], sizes: Sequence[int]) -> _Way:
+    def way(
+        self,
+        needed: tuple[bool, ...],
+        patterns: tuple[tuple[bool, ...] | None, ...],
+        unchanged: tuple[bool, ...],
+        sizes: Sequence[int],
+    ) -> _Way:
         """Return how the gradients are computed for this combination, see `_by_kernels`."""
+        key = needed, patterns, unchanged, torch_state.may_add(self.gradient.machine)
         found = self.ways.get(key)
         if found is None:
-            found = self.ways[key] = _way(self, *key[:3], sizes)
+            found = self.ways[key] = _way(self, needed, patterns, unchanged, sizes)
         return found
 
 
@@ -420,9 +427,8 @@ def _by_kernels(
         if k in unshared and x is cotangent:  # no copy of it
             free.append(given_name(r.results[k]))
     unchanged = tuple(map(eq, map(version, call.aliases), call.versions))
-    adding = torch_state.in_any_order(r.gradient.machine)
     try:
-        way = r.way((needed, tuple(patterns), unchanged, adding), call.sizes)
+        way = r.way(needed, tuple(patterns), unchanged, call.sizes)
     except Exception as error:
         survive(error, "the backward pass")
         return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
@@ -437,7 +443,11 @@ def _by_kernels(
         except KernelFault:
             return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
     return [
-        results[at] if type(at) is int else None if at is None else at.gradient(results, call)
+        at.gradient(results, call)
+        if isinstance(at, _Found)
+        else None
+        if at is None
+        else results[at]
         for at in way.gradients
     ]
 
