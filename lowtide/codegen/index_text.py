@@ -11,18 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    FloorDiv,
-    Gather,
-    Index,
-    Mod,
-    Size,
-    deep_atoms,
-    nonnegative,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Gather, Index, Mod, Size, deep_atoms
+from lowtide.texpr.index_ranges import nonnegative
 
 
 def index_text(

@@ -57,7 +57,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
 from lowtide.texpr.expr import Program
-from lowtide.texpr.index import Index, as_index, nonnegative, product
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.orders import Order, inverse, stored_in
 
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}

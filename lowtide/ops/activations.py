@@ -27,7 +27,8 @@ from lowtide.ops.operands import (  # fmt: skip
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.ops.slicing import narrow
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import as_index, floordiv
+from lowtide.texpr.index import as_index
+from lowtide.texpr.index_ranges import floordiv
 
 
 def _relu(x: Term) -> Term:

@@ -193,7 +193,7 @@ def _check_divisor(common: DType, divisor: Operand) -> None:
 
 
 def _is_positive(size: Index) -> bool:
-    from lowtide.texpr.index import nonnegative
+    from lowtide.texpr.index_ranges import nonnegative
 
     return nonnegative(size - 1)
 

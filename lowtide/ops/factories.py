@@ -31,7 +31,8 @@ from lowtide.ops.operands import (
 from lowtide.ops.registry import Lower, add_op, op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, as_index, floordiv
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import floordiv
 
 OPTIONS: Final = (
     "*, dtype: dtype? = None, layout: any? = None, device: device? = None, "

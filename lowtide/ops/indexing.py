@@ -19,7 +19,8 @@ from lowtide.ops.registry import OpRecord, Param, register
 from lowtide.ops.views import view
 from lowtide.texpr import bounds
 from lowtide.texpr.build import Builder, Unsupported, Val, varies
-from lowtide.texpr.index import Index, as_index, floordiv
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import floordiv
 
 INDEX_DTYPES = (dtypes.i64, dtypes.i32)
 

@@ -30,7 +30,8 @@ from lowtide.ops.views import view
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, as_index, mod
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import mod
 
 
 def _is_made_of_others(b: Builder, x: Val) -> bool:

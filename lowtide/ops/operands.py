@@ -20,7 +20,8 @@ from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, as_index, floordiv, mod, product
+from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.index_ranges import floordiv, mod
 
 Size = Index | int
 Number = int | float | bool | Index | Expr

@@ -13,7 +13,8 @@ from lowtide.ops.operands import Size, dim_of, size_list
 from lowtide.ops.registry import op
 from lowtide.ops.views import reshape, view
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import Index, as_index, floordiv, mod
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import floordiv, mod
 
 # ---- order and repetition within dims ---------------------------------------------------------
 

@@ -25,7 +25,8 @@ from lowtide.ops.operands import (
 )
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import Index, floordiv, product
+from lowtide.texpr.index import Index, product
+from lowtide.texpr.index_ranges import floordiv
 
 Map = Callable[[tuple[Index, ...]], Sequence[Index | int]]
 

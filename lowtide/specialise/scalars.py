@@ -42,7 +42,8 @@ from lowtide.specialise.abstract import (
 )
 from lowtide.texpr.build import NeedConst, Unsupported, Val, symbols, varies
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, Size, as_index, floordiv, mod, nonnegative
+from lowtide.texpr.index import Index, Size, as_index
+from lowtide.texpr.index_ranges import floordiv, mod, nonnegative
 
 
 class Host(Protocol):

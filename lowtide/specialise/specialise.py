@@ -58,7 +58,8 @@ from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepare
 from lowtide.specialise.signature import Binding, size_symbol
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
-from lowtide.texpr.index import Index, as_index, nonnegative
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
 from lowtide.texpr.sizes import evaluate
 

@@ -21,7 +21,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import COMPARISONS, Unsupported, varies
 from lowtide.texpr.conditions import joined, sides
 from lowtide.texpr.expr import Apply, Expr
-from lowtide.texpr.index import Index, as_index, nonnegative
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import nonnegative
 
 _TRUE: Final = ex.const(True, dtypes.boolean)
 

@@ -35,14 +35,10 @@ from lowtide.texpr.index import (
     Index,
     Mod,
     as_index,
-    clamp,
     deep_atoms,
     exact_division,
-    floordiv,
-    mod,
-    nonnegative,
-    substitute,
 )
+from lowtide.texpr.index_ranges import clamp, floordiv, mod, nonnegative, substitute
 from lowtide.texpr.split_axis import divisors, joined, one_division, split_axis
 
 

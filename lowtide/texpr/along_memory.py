@@ -22,17 +22,8 @@ from typing import NamedTuple
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Index,
-    as_index,
-    floordiv,
-    mod,
-    row_major,
-    substitute,
-    the_axis,
-)
+from lowtide.texpr.index import Atom, Axis, Index, as_index, row_major, the_axis
+from lowtide.texpr.index_ranges import floordiv, mod, substitute
 from lowtide.texpr.sizes import points
 from lowtide.texpr.split import SUMMED, WIDTH
 

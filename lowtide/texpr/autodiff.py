@@ -37,7 +37,8 @@ from lowtide.texpr.exact import exact_sources
 from lowtide.texpr.exchange import exchanged
 from lowtide.texpr.expr import AddAt, Def, Delay, Expr, Input, Load, Program, Reduce, Rewriter
 from lowtide.texpr.formula import F, is_number
-from lowtide.texpr.index import Axis, Index, as_index, nonnegative, product, row_major
+from lowtide.texpr.index import Axis, Index, as_index, product, row_major
+from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.pullback import Pulled, is_constant, pull
 from lowtide.texpr.sizes import elements, likely
 from lowtide.texpr.softmax import with_weights_outside

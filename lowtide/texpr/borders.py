@@ -34,15 +34,11 @@ from lowtide.texpr.index import (
     Gather,
     Index,
     as_index,
-    clamp,
     deep_atoms,
     exact_division,
-    floordiv,
-    mod,
-    nonnegative,
     numbered,
-    substitute,
 )
+from lowtide.texpr.index_ranges import clamp, floordiv, mod, nonnegative, substitute
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    FloorDiv,
-    Index,
-    as_index,
-    clamp,
-    deep_atoms,
-    floordiv,
-    nonnegative,
-    substitute,
-    way,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import clamp, floordiv, nonnegative, substitute, way
 
 Ask = Callable[[Index], bool | None]  # is index >= 0 in every run? None if that is open
 

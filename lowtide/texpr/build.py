@@ -25,14 +25,12 @@ from lowtide.texpr.index import (
     Index,
     Size,
     as_index,
-    clamp,
     deep_atoms,
     exact_division,
     gather,
-    nonnegative,
     numbered_axis,
-    rebuild,
 )
+from lowtide.texpr.index_ranges import clamp, nonnegative, rebuild
 
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf", "isfinite"})
 

@@ -26,16 +26,8 @@ from lowtide.texpr.expr import (
     select,
     walk,
 )
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    Index,
-    as_index,
-    deep_atoms,
-    exact_division,
-    nonnegative,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms, exact_division
+from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.split_axis import one_division
 
 

@@ -23,17 +23,8 @@ from lowtide.texpr.conditions import joined, only_place, parts_of, where_not_zer
 from lowtide.texpr.conditions import within as is_within
 from lowtide.texpr.expr import Def, Expr, Load, Rewriter, Select
 from lowtide.texpr.formula import F, all_of, is_number
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    Gather,
-    Index,
-    as_index,
-    deep_atoms,
-    product,
-    substitute,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, Gather, Index, as_index, deep_atoms, product
+from lowtide.texpr.index_ranges import substitute
 
 MOST_MASKED = 64  # a scatter of at most so many values is a sum with a mask
 

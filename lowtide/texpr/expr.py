@@ -28,10 +28,10 @@ from lowtide.texpr.index import (
     as_index,
     deep_atoms,
     gather,
-    rebuild,
     row_major,
     the_axis,
 )
+from lowtide.texpr.index_ranges import rebuild
 
 
 class Expr:

@@ -22,17 +22,8 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Gather,
-    Index,
-    as_index,
-    deep_atoms,
-    nonnegative,
-    numbered,
-    the_axis,
-)
+from lowtide.texpr.index import Atom, Axis, Gather, Index, as_index, deep_atoms, numbered, the_axis
+from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.shifted_reads import axes_of, is_whole
 from lowtide.texpr.sizes import points
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Expr, Load, Select
-from lowtide.texpr.index import Index, as_index, clamp, floordiv, mod
+from lowtide.texpr.index import Index, as_index
+from lowtide.texpr.index_ranges import clamp, floordiv, mod
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, factors, identity
 from lowtide.texpr.expr import Def, Expr, Program, Reduce
-from lowtide.texpr.index import Axis, Index, as_index, clamp, floordiv, gather
+from lowtide.texpr.index import Axis, Index, as_index, gather
+from lowtide.texpr.index_ranges import clamp, floordiv
 from lowtide.texpr.sizes import likely
 
 FEW_POINTS = 1 << 14  # results: more of them are tasks enough

@@ -32,21 +32,8 @@ from lowtide.texpr.conditions import (
     sides,
 )
 from lowtide.texpr.expr import Const, Expr, Reduce, Rewriter, Select
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    Index,
-    Mod,
-    as_index,
-    clamp,
-    deep_atoms,
-    exact_division,
-    floordiv,
-    mod,
-    nonnegative,
-    substitute,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, Mod, as_index, deep_atoms, exact_division
+from lowtide.texpr.index_ranges import clamp, floordiv, mod, nonnegative, substitute
 
 STEPS = 8  # strides up to this
 

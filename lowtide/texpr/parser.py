@@ -20,7 +20,8 @@ from lowtide.ir.literals import parse_literal
 from lowtide.ir.parser import ParseError
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program
-from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, floordiv, gather, mod
+from lowtide.texpr.index import Axis, Index, Size, as_index, gather
+from lowtide.texpr.index_ranges import clamp, floordiv, mod
 from lowtide.texpr.printer import REDUCTIONS, reduced, result_of
 
 _TOKEN: Final = re.compile(

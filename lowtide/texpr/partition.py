@@ -40,7 +40,8 @@ from lowtide.texpr.expr import (
     Rewriter,
     Select,
 )
-from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, deep_atoms
+from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms
+from lowtide.texpr.index_ranges import clamp
 from lowtide.texpr.joined_parts import Block, as_block
 from lowtide.texpr.nested_recurrences import Cycle, cycles, nested, step_of, steps_of
 from lowtide.texpr.recompute import Pairs, is_cheap

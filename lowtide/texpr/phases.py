@@ -16,19 +16,8 @@ from __future__ import annotations
 from lowtide.texpr import expr as ex
 from lowtide.texpr.conditions import in_lowest_terms, joined, parts_of
 from lowtide.texpr.expr import Def, Expr, Reduce, Rewriter, Select
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    Clamp,
-    Index,
-    as_index,
-    clamp,
-    deep_atoms,
-    exact_division,
-    floordiv,
-    mod,
-    substitute,
-)
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms, exact_division
+from lowtide.texpr.index_ranges import clamp, floordiv, mod, substitute
 from lowtide.texpr.narrow import STEPS
 from lowtide.texpr.split_axis import divisors
 

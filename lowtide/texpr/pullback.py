@@ -23,7 +23,8 @@ from lowtide.texpr.build import Unsupported
 from lowtide.texpr.derivatives import AT_NAN, CLAMPS, LIPSCHITZ, ROOTS, STRICT, cotangents
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, is_number
-from lowtide.texpr.index import Axis, Index, as_index, clamp, gather
+from lowtide.texpr.index import Axis, Index, as_index, gather
+from lowtide.texpr.index_ranges import clamp
 from lowtide.texpr.own_gradients import RULES, own_parts
 
 # the maximum within them is only there to keep exponentials small: their value has no share in it

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import Axis, Index, floordiv, mod, the_axis
+from lowtide.texpr.index import Axis, Index, the_axis
+from lowtide.texpr.index_ranges import floordiv, mod
 from lowtide.texpr.split_axis import divisors, joined, split_axis
 
 WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements

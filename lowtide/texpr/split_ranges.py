@@ -20,7 +20,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices
 from lowtide.texpr.conditions import holds, parts_of, sides
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, Index, as_index, clamp, the_axis
+from lowtide.texpr.index import Axis, Index, as_index, the_axis
+from lowtide.texpr.index_ranges import clamp
 
 MOST_RANGES = 8
 

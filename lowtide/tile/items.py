@@ -28,8 +28,8 @@ from lowtide.texpr.index import (
     deep_atoms,
     exact_division,
     row_major,
-    substitute,
 )
+from lowtide.texpr.index_ranges import substitute
 from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import own_axes, owning_axes
 

@@ -25,7 +25,8 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewriter
-from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, rebuild, the_axis
+from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, the_axis
+from lowtide.texpr.index_ranges import rebuild
 from lowtide.texpr.partition import Part
 from lowtide.texpr.sizes import elements_held, likely
 from lowtide.tile.axes import is_long, own_axes

@@ -13,7 +13,8 @@ import lowtide as lt
 from lowtide.codegen.triton.kernel import reach
 from lowtide.runtime import block_kernels
 from lowtide.runtime.block_kernels import LARGE, BlockKernel, Form
-from lowtide.texpr.index import Axis, Index, Size, as_index, clamp, floordiv, mod
+from lowtide.texpr.index import Axis, Index, Size, as_index
+from lowtide.texpr.index_ranges import clamp, floordiv, mod
 from lowtide.texpr.sizes import evaluate
 from tests.blocks.programs import CASES
 from tests.blocks.test_values import backward, leaves, results

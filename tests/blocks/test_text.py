@@ -15,7 +15,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Def, Program
-from lowtide.texpr.index import Axis, as_index, clamp, gather
+from lowtide.texpr.index import Axis, as_index, gather
+from lowtide.texpr.index_ranges import clamp
 from lowtide.texpr.printer import print_program
 from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
 

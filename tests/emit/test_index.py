@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from lowtide.texpr.index import Axis, Index, as_index, axis, floordiv, mod, substitute, the_axis
+from lowtide.texpr.index import Axis, Index, as_index, axis, the_axis
+from lowtide.texpr.index_ranges import floordiv, mod, substitute
 
 Rule = Callable[[Index, Index], Index]
 

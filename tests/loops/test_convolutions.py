@@ -12,7 +12,8 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.diagnostics import faults
-from lowtide.texpr.index import Size, as_index, axis, floordiv, mod, nonnegative
+from lowtide.texpr.index import Size, as_index, axis
+from lowtide.texpr.index_ranges import floordiv, mod, nonnegative
 from tests.loops import convolutions as by_hand
 
 Case = tuple[Callable[..., Any], Callable[..., Tensor], tuple[Any, ...]]

@@ -19,7 +19,8 @@ from lowtide.codegen.c.c_names import Names, buffer_place, number
 from lowtide.ir.dtypes import DType, boolean
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
-from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms, substitute
+from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms
+from lowtide.texpr.index_ranges import substitute
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
 from lowtide.tile.items import address, held_along, place_in, stride_along
 

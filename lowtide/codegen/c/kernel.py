@@ -23,7 +23,8 @@ from lowtide.codegen.index_text import size_names
 from lowtide.codegen.reads import indices_of, numbers_of, tensors_of
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.index import Axis, Index, as_index, floordiv, product
+from lowtide.texpr.index import Axis, Index, as_index, product
+from lowtide.texpr.index_ranges import floordiv
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, sweeps
 
 LONG_LINES = 1000  # in a kernel of at least so many lines …

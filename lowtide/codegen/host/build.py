@@ -43,8 +43,9 @@ from lowtide.codegen.host.program import (
 from lowtide.codegen.host.verify import verify_host
 from lowtide.texpr import partition
 from lowtide.texpr.expr import Def, Program
-from lowtide.texpr.index import Index, as_index, clamp, floordiv, mod, product, row_major
+from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.index import Size as SizeAtom
+from lowtide.texpr.index_ranges import clamp, floordiv, mod
 from lowtide.tile.ir import Kernel
 from lowtide.tile.matmul import Matmul
 from lowtide.tile.strips import ROWS, START, Strips

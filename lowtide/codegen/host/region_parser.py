@@ -38,8 +38,9 @@ from lowtide.codegen.host.region import (
 )
 from lowtide.ir.literals import parse_literal
 from lowtide.ir.parser import ParseError
-from lowtide.texpr.index import Index, as_index, clamp, floordiv, mod
+from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.index import Size as SizeAtom
+from lowtide.texpr.index_ranges import clamp, floordiv, mod
 
 _KERNELS: Final = re.compile(
     r"kernels \((.*?)\)(?: numbers \((.*)\))? -> (\d+) outputs(?:, (\d+) checks)?(, may capture)?"

@@ -34,9 +34,9 @@ from lowtide.texpr.index import (
     Mod,
     as_index,
     deep_atoms,
-    floordiv,
     product,
 )
+from lowtide.texpr.index_ranges import floordiv
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Store, Sweep, Tiled
 
 INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: index type, precision of products

@@ -32,7 +32,8 @@ from lowtide.specialise.lifting.inplace import root_of
 from lowtide.texpr.build import Builder, Unsupported, Val, symbols, varies
 from lowtide.texpr.conditions import joined, nonnegative_if, nonnegative_unless, parts_of
 from lowtide.texpr.expr import Expr, Reduce
-from lowtide.texpr.index import Axis, Index, deep_atoms, substitute
+from lowtide.texpr.index import Axis, Index, deep_atoms
+from lowtide.texpr.index_ranges import substitute
 from lowtide.texpr.sizes import evaluate
 
 Follow = Callable[[], list[Abs]]

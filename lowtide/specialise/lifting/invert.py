@@ -22,17 +22,8 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import freed, nonnegative_if, parts_of, sides
 from lowtide.texpr.expr import Expr, Rewriter
-from lowtide.texpr.index import (
-    Axis,
-    Clamp,
-    Index,
-    as_index,
-    clamp,
-    deep_atoms,
-    floordiv,
-    mod,
-    nonnegative,
-)
+from lowtide.texpr.index import Axis, Clamp, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import clamp, floordiv, mod, nonnegative
 
 LARGEST_STEP: Final = 1024  # of iterations that write in turns: each place of a step is looked at
 

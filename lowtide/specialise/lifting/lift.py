@@ -34,7 +34,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr import nested_recurrences
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Load, Program
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import floordiv, mod
 
 MAX_ATTEMPTS: Final = 8
 _KEPT: Final = "kept"

@@ -24,17 +24,8 @@ from lowtide.texpr.algebra import COMBINE, at_indices, identity
 from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import decided, holds, joined, parts_of
 from lowtide.texpr.expr import Apply, Const, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import (
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Mod,
-    as_index,
-    deep_atoms,
-    substitute,
-    the_axis,
-)
+from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, as_index, deep_atoms, the_axis
+from lowtide.texpr.index_ranges import substitute
 
 UNROLL_TRIPS = 32  # a loop of more steps is not written out, if it cannot be lifted
 _REDUCING = ("sum", "prod", "max", "min")

@@ -22,7 +22,8 @@ from lowtide.specialise.abstract import Abs, Ragged
 from lowtide.texpr import bounds
 from lowtide.texpr.bounds import is_positive_part
 from lowtide.texpr.build import varies
-from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms, substitute
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import substitute
 
 ZERO = as_index(0)
 

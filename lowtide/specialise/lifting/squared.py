@@ -29,7 +29,8 @@ from lowtide.texpr.bounds import is_positive_part
 from lowtide.texpr.build import Builder
 from lowtide.texpr.conditions import joined
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, clamp, deep_atoms, nonnegative
+from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import clamp, nonnegative
 
 Shapes = Mapping[str, Sequence[Index]]
 ZERO = as_index(0)

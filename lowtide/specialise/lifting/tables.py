@@ -30,7 +30,8 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Val
 from lowtide.texpr.conditions import parts_of, sides
 from lowtide.texpr.expr import Def, Delay, Expr, Load, Rewriter, Select
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, nonnegative, substitute, the_axis
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, the_axis
+from lowtide.texpr.index_ranges import nonnegative, substitute
 
 
 def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -> Val | None:

@@ -21,7 +21,8 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.conditions import parts_of
 from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter, Select
-from lowtide.texpr.index import Axis, Index, as_index, deep_atoms, floordiv, mod, nonnegative
+from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import floordiv, mod, nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
 
 MOST_WRITTEN_OUT: Final = 3000  # definitions, each wherever it is read
