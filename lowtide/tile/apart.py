@@ -11,13 +11,11 @@ In:  definitions over unified axes, their common axes, likely sizes. Out: a bool
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.texpr.sizes import likely
-from lowtide.tile.axes import apart_axes, own_axes, reduced_axes, sources
+from lowtide.tile.axes import apart_axes, own_axes, points, reduced_axes, sources
 
 MOST_HELD = 512  # points of an axis that a program holds for each row
 FREELY_HELD = 128  # … even if nothing but reading is saved by that, where there are
@@ -47,7 +45,7 @@ def _is_left_to_few(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Would few programs have to write what many could, once the sums that it reads are known?"""
-    if _points(apart, hints) >= FEW_PROGRAMS or _points(own_axes(d), hints) < MUCH:
+    if points(apart, hints) >= FEW_PROGRAMS or points(own_axes(d), hints) < MUCH:
         return False
     return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
 
@@ -57,13 +55,13 @@ def _holds_too_much(
 ) -> bool:
     """Would a program have to hold more of it than what is saved by that is worth?"""
     swept = {a for n in _readers(d.name, defs) for a in reduced_axes(defs[n])}
-    held = _points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
+    held = points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
     if held == 1:
         return False
     inner = {a for u in _reductions_read(d, defs) for a in own_axes(u)}
     if not inner.isdisjoint(reduced_axes(d)):
         return held > MOST_HELD
-    return held > FREELY_HELD or _points(apart, hints) < MANY_ROWS
+    return held > FREELY_HELD or points(apart, hints) < MANY_ROWS
 
 
 def _waits_for_long_sums(
@@ -71,13 +69,13 @@ def _waits_for_long_sums(
 ) -> bool:
     """Does it sweep over values of which each is long work, or all are for few programs, and which
     together are small?"""
-    are_few = _points(apart, hints) < FEW_PROGRAMS
+    are_few = points(apart, hints) < FEW_PROGRAMS
     return any(
         not set(own_axes(u)).isdisjoint(reduced_axes(d))
-        and _points(own_axes(u), hints) <= stored
+        and points(own_axes(u), hints) <= stored
         and (
-            _points(reduced_axes(u), hints) >= LONG_SUM
-            or (are_few and _points((*own_axes(u), *reduced_axes(u)), hints) >= MUCH)
+            points(reduced_axes(u), hints) >= LONG_SUM
+            or (are_few and points((*own_axes(u), *reduced_axes(u)), hints) >= MUCH)
         )
         for u in _reductions_read(d, defs)
     )
@@ -92,10 +90,6 @@ def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
             todo.append(name)
             if isinstance(defs[name].expr, Reduce):
                 yield defs[name]
-
-
-def _points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
-    return math.prod(likely(a.extent, hints) for a in axes)
 
 
 def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:

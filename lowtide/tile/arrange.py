@@ -28,7 +28,7 @@ from lowtide.tile.axes import (
     without_races,
 )
 from lowtide.tile.common_subtiles import WORTH_HOLDING, Reader, common_subtiles
-from lowtide.tile.group import Group, waits
+from lowtide.tile.group import Group
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
     FULL_EXTENT,
@@ -51,6 +51,7 @@ from lowtide.tile.items import (
 )
 from lowtide.tile.lanes import lanes_of
 from lowtide.tile.lines import along_lines, tasks
+from lowtide.tile.online import waits
 from lowtide.tile.target import Target
 
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
 from lowtide.texpr import expr as ex
@@ -39,6 +39,16 @@ def own_axes(d: Def) -> tuple[Axis, ...]:
 
 def reduced_axes(d: Def) -> tuple[Axis, ...]:
     return d.expr.axes if isinstance(d.expr, Reduce) else ()
+
+
+def points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
+    """The points of a loop nest at the sizes of the first call."""
+    return math.prod(likely(a.extent, hints) for a in axes)
+
+
+def largest_nest(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
+    """The points of the largest loop nest."""
+    return max(points((*own_axes(d), *reduced_axes(d)), hints) for d in defs.values())
 
 
 def consumed(defs: Mapping[str, Def]) -> set[str]:
@@ -90,7 +100,7 @@ def is_contraction(d: Def) -> bool:
 
 def is_long(d: Def, hints: Mapping[str, int]) -> bool:
     """A contraction that is better stored than done twice."""
-    terms = math.prod(likely(a.extent, hints) for a in reduced_axes(d))
+    terms = points(reduced_axes(d), hints)
     return is_contraction(d) and terms >= LONG
 
 

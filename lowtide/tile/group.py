@@ -14,42 +14,31 @@ the others that lie in the same tile.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.normalise import INLINE_NODES, inline
-from lowtide.texpr.sizes import elements, elements_held, likely
-from lowtide.tile.apart import may_share
+from lowtide.texpr.sizes import elements, elements_held
 from lowtide.tile.axes import (
-    apart_axes,
     common_axes,
     consumed,
-    is_contraction,
     is_long,
     own_axes,
+    points,
     reduced_axes,
     sources,
     with_axes,
 )
 from lowtide.tile.items import cost, memory_strides
-from lowtide.tile.lines import Strides, leaves_few
-from lowtide.tile.online import rescaled
+from lowtide.tile.merge_profit import Limits, keeps_freedom, large_axes, leaves_tasks, pays
 
-LEAST_PARALLEL = 8  # a merge that leaves fewer independent points than this is not worth it
-FEW = 64  # an axis longer than this counts as large
-SHARE = 8  # a merge that costs freedom must share this fraction of its work
-COLUMNS = 8  # a product that must be held whole by each task has at most so many columns …
-HELD = 1 << 18  # … or so many elements
-ROWS = 256  # of the axis that tasks share, in one task
-LONG_PRODUCT = 16  # terms: shorter ones are done again sooner than read
-INLINE_COST = 200  # operations of a shared value, written out: one that costs more is stored
-MOST_READ = 2  # tensors of its size that a shared value is computed from: one of more is stored
-AGAIN = "again"  # what is computed once more: the ending of its name
-WIDE = 512  # a contraction fed by a contraction is fused up to this many kept columns
+INLINE_COST: Final = 200  # operations: a shared value that costs more, written out, is stored
+MOST_READ: Final = 2  # a shared value computed from more tensors of its own size is stored
+AGAIN: Final = "again"  # the ending of the name of a value that a second kernel computes anew
 
 Pattern = tuple[Axis, ...] | None
 
@@ -109,7 +98,8 @@ def group(
     `once`: what no second kernel may compute; `alone`: what shares no kernel."""
     roots = set(program.outputs) | set(program.checks)
     kept = roots.union(*(sources(program.defs[n]) for n in alone))
-    shared = _shared(program, kept, 2 * threads, hints, apart)
+    limits = _limits(program, kept, 2 * threads, hints, apart)
+    shared = _shared(program, kept, limits, hints)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
         groups = _in_order(_merge_all(groups, shared, hints, careful, alone), shared)
@@ -165,7 +155,10 @@ def _recomputed(
             d = made.get(name)
             if d is None or name in roots or not isinstance(d.expr, Reduce):
                 continue
-            if elements(d.shape, hints) <= shared.held or len(_large_axes(own_axes(d), hints)) < 2:
+            if (
+                elements(d.shape, hints) <= shared.limits.stored
+                or len(large_axes(own_axes(d), hints)) < 2
+            ):
                 continue
             again = name + AGAIN
             copy = Group({again: Def(name=again, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)})
@@ -213,31 +206,32 @@ def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
 class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
-    `written` remembers definitions with all of these written in, `needs` what groups then read.
-    `tasks`: as many of a kernel keep all threads busy; `held`: the elements of all inputs and
-    outputs, beside which a value of that size may as well be stored; `long`: products larger than
-    that, better not done twice; `apart`: see `group`."""
+    `written` remembers definitions with all of these written in, `needs` what groups then read."""
 
-    def __init__(
-        self, tasks: int, held: int, long: Set[str], apart: bool, strides: Strides
-    ) -> None:
+    def __init__(self, limits: Limits) -> None:
         super().__init__()
-        self.strides = strides
-        self.held = held
-        self.long = long
-        self.apart = apart
+        self.limits = limits
         self.written: dict[Def, Def] = {}
         self.needs: dict[Group, frozenset[str]] = {}
-        self.tasks = tasks
 
 
-def _shared(
+def _limits(
     program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
-) -> Shared:
-    held = elements_held(program, roots, hints)
-    large = (d for d in program.defs.values() if elements(d.shape, hints) > held)
-    strides = memory_strides(program.inputs, program.defs)
-    found = Shared(tasks, held, {d.name for d in large if is_long(d, hints)}, apart, strides)
+) -> Limits:
+    stored = elements_held(program, roots, hints)
+    large = (d for d in program.defs.values() if elements(d.shape, hints) > stored)
+    long = [d.name for d in large if is_long(d, hints)]
+    return Limits(
+        tasks=tasks,
+        stored=stored,
+        long=frozenset((*long, *(n + AGAIN for n in long))),
+        apart=apart,
+        strides=memory_strides(program.inputs, program.defs),
+    )
+
+
+def _shared(program: Program, roots: set[str], limits: Limits, hints: Mapping[str, int]) -> Shared:
+    found = Shared(limits)
     loads = [load for d in program.defs.values() for load in ex.loads(d.expr)]
     moved = {load.source for load in loads if not ex.aligned(load)}  # a padded copy
     for d in program.defs.values():
@@ -245,7 +239,7 @@ def _shared(
             continue
         if sum(1 for _ in ex.walk(d.expr)) > INLINE_NODES:
             continue
-        if elements(d.shape, hints) <= held and _is_dear(d, found, hints):
+        if elements(d.shape, hints) <= limits.stored and _is_dear(d, found, hints):
             continue
         found[d.name] = d
     return found
@@ -254,12 +248,8 @@ def _shared(
 def _is_dear(d: Def, shared: Shared, hints: Mapping[str, int]) -> bool:
     """Is it better read than computed again where it is used?"""
     expr = _inlined(d, shared).expr
-    large = {load for load in ex.loads(expr) if _points(load.free, hints) == _points(d.axes, hints)}
+    large = {load for load in ex.loads(expr) if points(load.free, hints) == points(d.axes, hints)}
     return len(large) > MOST_READ or cost(expr) > INLINE_COST
-
-
-def _points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
-    return math.prod(likely(a.extent, hints) for a in axes)
 
 
 def _inlined(d: Def, shared: Shared) -> Def:
@@ -342,23 +332,18 @@ def _merged(
         return None
     read = consumed(outlines)
     common = common_axes(outlines, read)
-    if not common or not _leaves_tasks(outlines, read, common, hints):
+    if not common or not leaves_tasks(outlines, read, common, hints):
         return None
     before = [own, {n: with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
-    if shared.apart:
-        if not may_share(full, common, hints, shared.held):
-            return None
-    elif any(d.adds_to for d in full.values()):
+    if not shared.limits.apart and any(d.adds_to for d in full.values()):
         return None  # its tasks own columns: see `axes.without_races`
-    elif leaves_few(before, common, shared.strides, hints, shared.tasks):
+    if not _loads_at_own_axes(full):
         return None
-    if not _loads_at_own_axes(full) or not _worth_it(full, common, hints, shared):
-        return None
-    if any(_is_done_again(d, full, common, hints, shared) for d in full.values()):
+    if not pays(before, common, shared.limits, hints):
         return None
     pairs = [shared[n] for n in first.sources & second.sources if n in shared]
-    if careful and not _keeps_its_freedom(before, pairs, common, hints):
+    if careful and not keeps_freedom(before, pairs, common, hints):
         return None
     moved = {n: with_axes(d, renaming) for n, d in second.defs.items()}
     shared.written.update((moved[n], before[1][n]) for n in moved)
@@ -393,61 +378,6 @@ def _reduces_inside(defs: Mapping[str, Def]) -> bool:
     return False
 
 
-def _keeps_its_freedom(
-    before: list[dict[str, Def]], pairs: list[Def], common: list[Axis], hints: Mapping[str, int]
-) -> bool:
-    """A merge may take common axes from a group only if enough is shared for it.
-
-    Row softmax of x shares all of x: fine. Column norms of b merged into a @ b.T would tie the
-    product to its columns, for the sake of reading b once: not worth it."""
-    work = [_work(g, hints) for g in before]
-    large = before[0] if work[0] >= work[1] else before[1]
-    lost = set(common_axes(large, consumed(large))) - set(common)
-    if not lost:
-        return True
-    passed = [*_passed_on(before), *pairs]
-    if any(len(_large_axes(own_axes(d), hints)) >= 2 for d in passed):
-        return True
-    return _shared_points(before, hints) * SHARE >= max(work)
-
-
-def _work(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
-    """Points of the largest loop nest."""
-    return max(
-        math.prod(likely(a.extent, hints) for a in (*own_axes(d), *reduced_axes(d)))
-        for d in defs.values()
-    )
-
-
-def _passed_on(before: list[dict[str, Def]]) -> list[Def]:
-    first, second = before
-    return [
-        made[s]
-        for made, used in ((first, second), (second, first))
-        for d in used.values()
-        for s in sources(d)
-        if s in made
-    ]
-
-
-def _shared_points(before: list[dict[str, Def]], hints: Mapping[str, int]) -> int:
-    """The most elements of one value that both read, or one makes and the other reads."""
-    most = 1
-    loads = [
-        {(x.source, frozenset(x.free)) for d in g.values() for x in ex.loads(d.expr)}
-        for g in before
-    ]
-    for _, axes in loads[0] & loads[1]:
-        most = max(most, math.prod(likely(a.extent, hints) for a in axes))
-    for d in _passed_on(before):
-        most = max(most, math.prod(likely(a.extent, hints) for a in own_axes(d)))
-    return most
-
-
-def _large_axes(axes: tuple[Axis, ...], hints: Mapping[str, int]) -> list[Axis]:
-    return [a for a in axes if likely(a.extent, hints) > FEW]
-
-
 def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
     for d in defs.values():
         for load in ex.loads(d.expr):
@@ -458,108 +388,6 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
                 if a.extent.const != 1 and the_axis(i) is not a:
                     return False
     return True
-
-
-def _leaves_tasks(
-    defs: Mapping[str, Def], read: set[str], common: list[Axis], hints: Mapping[str, int]
-) -> bool:
-    """Are there axes and points enough to share the work?"""
-    if len(defs) > 1 and not apart_axes(defs, common):
-        # the grid will be an axis that some member reduces, into a buffer of each thread
-        for d in defs.values():
-            if set(reduced_axes(d)) & set(common) and len(_large_axes(own_axes(d), hints)) > 1:
-                return False
-    free = math.prod(likely(a.extent, hints) for a in common)
-    return free >= LEAST_PARALLEL or not any(reduced_axes(defs[n]) for n in read)
-
-
-def _worth_it(
-    defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], shared: Shared
-) -> bool:
-    apart = apart_axes(defs, common)
-    room = 0 if shared.apart else HELD
-    rows = dict.fromkeys(apart, 1)
-    if room and math.prod(likely(a.extent, hints) for a in apart) < shared.tasks:
-        if any(s.removesuffix(AGAIN) in shared.long for d in defs.values() for s in sources(d)):
-            room = 0  # better in strips
-        # the grid is the longest of the other axes, too: what reduces it is held by each thread
-        others = sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))
-        rows |= {a: min(likely(a.extent, hints), ROWS) for a in others[-1:]}
-    if len(defs) > 1 and any(_spreads(d, defs, rows, hints, room) for d in defs.values()):
-        return False
-    for d in defs.values():
-        fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
-        if fed and is_contraction(d):
-            inner = {a for s in sources(d) if s in defs for a in own_axes(defs[s])}
-            kept = math.prod(likely(a.extent, hints) for a in own_axes(d) if a not in inner)
-            if kept > WIDE:
-                return False
-    return True
-
-
-def _spreads(
-    d: Def, defs: Mapping[str, Def], rows: Mapping[Axis, int], hints: Mapping[str, int], room: int
-) -> bool:
-    """Would each task have to hold a whole product, rows by columns, beside what it is there for?
-
-    `rows`: of the axes that tasks share out, the points of a task; `room`: so many elements may be
-    held.
-
-    dk[j, c] beside dq[i, c] in one kernel: better the tile of pairs is computed once in each, but
-    where a cache holds it."""
-    if not is_contraction(d):
-        return False
-    outside = [a for a in own_axes(d) if a not in rows]
-    readers = (u for u in defs.values() if d.name in sources(u))
-    if any(set(outside) & set(reduced_axes(u)) for u in readers):
-        return False  # it is read one tile at a time
-    held = math.prod(likely(a.extent, hints) for a in outside)
-    if held * math.prod(rows.get(a, 1) for a in own_axes(d)) <= room:
-        return False
-    return any(held > COLUMNS * likely(a.extent, hints) for a in _large_axes(tuple(outside), hints))
-
-
-def _is_done_again(
-    d: Def,
-    defs: Mapping[str, Def],
-    common: list[Axis],
-    hints: Mapping[str, int],
-    shared: Shared,
-) -> bool:
-    """Would a long product be done once more, in a sweep behind what the first one has summed up?
-    If it is no value of pairs it is better stored: layer_norm(x @ w).
-
-    A tile that has all of it needs no second sweep."""
-    swept = set(own_axes(d)) - set(common)
-    if not is_contraction(d) or not swept:
-        return False
-    if math.prod(likely(a.extent, hints) for a in reduced_axes(d)) < LONG_PRODUCT:
-        return False
-    known = [a.extent.const for a in swept]
-    if math.prod(n or WIDE + 1 for n in known) <= WIDE:
-        return False
-    readers = list(_readers(d, defs))
-    first = {u.name for u in readers if swept & set(reduced_axes(u))}
-    if not first or elements(d.shape, hints) > shared.held:
-        return False
-    followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
-    return any(waits(u, first, defs, followed) for u in readers)
-
-
-def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
-    """What reads a value, also through pointwise ones: these are computed again where they are
-    read."""
-    for u in defs.values():
-        if d.name in sources(u):
-            yield u
-            if not isinstance(u.expr, Reduce):
-                yield from _readers(u, defs)
-
-
-def waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
-    """Does it need one of `first`? `followed`: maxima that sums need not wait for."""
-    inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
-    return any(n in first or waits(defs[n], first, defs, followed) for n in inner)
 
 
 def _alignment(

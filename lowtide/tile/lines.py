@@ -9,15 +9,13 @@ In:  definitions over unified axes, the strides of what they read, likely sizes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def
 from lowtide.texpr.index import Axis, Index, the_axis
-from lowtide.texpr.sizes import likely
-from lowtide.tile.axes import common_axes, consumed, own_axes, reduced_axes
+from lowtide.tile.axes import common_axes, consumed, largest_nest, points
 
 PART: Final = 256  # elements of a line: so many stay together
 MANY: Final = 1 << 19  # points: of fewer, one task is done soon enough
@@ -28,10 +26,10 @@ Strides = Mapping[str, tuple[Index, ...]]
 def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, int]) -> set[Axis]:
     """The axes along which the largest of what is read lies side by side, where there are many
     points. What is small stays in a cache, however it is read."""
-    if _points(defs, hints) < MANY:
+    if largest_nest(defs, hints) < MANY:
         return set()
     loads = [load for d in defs.values() for load in ex.loads(d.expr) if load.source not in defs]
-    sizes = [math.prod(likely(a.extent, hints) for a in load.free) for load in loads]
+    sizes = [points(load.free, hints) for load in loads]
     found: set[Axis] = set()
     for load, size in zip(loads, sizes, strict=True):
         if len(load.free) < 2 or 2 * size < max(sizes):
@@ -48,8 +46,8 @@ def tasks(axes: Iterable[Axis], along: Set[Axis], hints: Mapping[str, int]) -> i
     """Into how many these axes may be cut: the elements of lines, all axes of them taken together,
     into large parts only."""
     axes = list(axes)
-    side_by_side = math.prod(likely(a.extent, hints) for a in axes if a in along)
-    others = math.prod(likely(a.extent, hints) for a in axes if a not in along)
+    side_by_side = points((a for a in axes if a in along), hints)
+    others = points((a for a in axes if a not in along), hints)
     return others * -(-side_by_side // PART)
 
 
@@ -68,9 +66,3 @@ def leaves_few(
         if tasks(common, along, hints) < least <= tasks(now, along, hints):
             return True
     return False
-
-
-def _points(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
-    """Of the largest loop nest."""
-    nests = ((*own_axes(d), *reduced_axes(d)) for d in defs.values())
-    return max(math.prod(likely(a.extent, hints) for a in axes) for axes in nests)

@@ -15,11 +15,12 @@ most 1 at any moment, so sums overflow only if a |g| exceeds the largest float o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter, Select
+from lowtide.tile.axes import sources
 
 
 def rescaled(reductions: Mapping[str, Def], can_follow: Callable[[Def], bool]) -> dict[str, str]:
@@ -35,6 +36,12 @@ def rescaled(reductions: Mapping[str, Def], can_follow: Callable[[Def], bool]) -
             if set(m.expr.axes) == set(d.expr.axes) and _follows(d.expr.body, m_name, m.expr.body):
                 found[name] = m_name
     return found
+
+
+def waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
+    """Does it need one of `first`? `followed`: maxima that sums need not wait for."""
+    inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
+    return any(n in first or waits(defs[n], first, defs, followed) for n in inner)
 
 
 def _follows(body: Expr, m: str, s: Expr) -> bool:
