@@ -39,7 +39,7 @@ from lowtide.execute.captures import (
     type_of_value,
 )
 from lowtide.execute.demands import demands
-from lowtide.execute.differences import attribute, guard_told, told
+from lowtide.execute.differences import attribute, change, guard_change
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.execute.parametrized import unchanged
@@ -141,15 +141,15 @@ class Variant:
         except (KeyError, AttributeError) as error:
             return (f"{error.args[0]!r} has been moved or deleted",)
         rows = zip(self.reader.guards, self.facts, facts, strict=True)
-        found += [guard_told(guard, old, new) for guard, old, new in rows if old != new]
+        found += [guard_change(guard, old, new) for guard, old, new in rows if old != new]
         types = zip(self.reader.paths, self.kinds, map(type, captured), strict=True)
         found += [
-            told(f"type of `{attribute(path)}`", old.__name__, new.__name__)
+            change(f"type of `{attribute(path)}`", old.__name__, new.__name__)
             for path, old, new in types
             if old is not new
         ]
         found += [
-            told(f"type of `{attribute(self.reader.paths[k])}`", type_, t.type_of(captured[k]))
+            change(f"type of `{attribute(self.reader.paths[k])}`", type_, t.type_of(captured[k]))
             for k, type_ in self.containers
             if not type_of_value(captured[k], type_)
         ]
@@ -163,7 +163,7 @@ def _swapped(path: str, before: object, now: object) -> str:
     kinds = [type(m).__name__ if m is not None else "not there" for m in (before, now)]
     if kinds[0] == kinds[1]:
         kinds = [f"one {kinds[0]}", f"another {kinds[0]}"]
-    return told(f"`{attribute(path)}`", *kinds)
+    return change(f"`{attribute(path)}`", *kinds)
 
 
 class ScriptMethod(ScriptFunction):

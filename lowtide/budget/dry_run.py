@@ -370,7 +370,7 @@ class DryRun(Executor):
         """Run the block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
-            section = plan.again(op, env)
+            section = plan.checkpoint_section(op, env)
             if section is not None:
                 self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
                 return self.section(plan, section, env, alive)

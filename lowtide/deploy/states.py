@@ -17,7 +17,7 @@ import torch
 from lowtide.deploy.fitting import Program, takes
 from lowtide.errors import CompileError
 from lowtide.execute.captures import Reader
-from lowtide.execute.differences import attribute, guard_told, told
+from lowtide.execute.differences import attribute, change, guard_change
 from lowtide.frontend.script.module_state import Guard, follow
 from lowtide.ir import types as t
 from lowtide.ir.types import Type
@@ -75,7 +75,7 @@ def _differences(program: Program, root: torch.nn.Module) -> Iterator[Difference
             continue
         if not holds(type_, value):
             remedy = _declaration(path) if value is None else _CALL
-            yield told(f"type of `{attribute(path)}`", type_, t.type_of(value)), remedy
+            yield change(f"type of `{attribute(path)}`", type_, t.type_of(value)), remedy
 
 
 def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Difference]:
@@ -89,7 +89,7 @@ def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Differ
         if facts[0] != fact:
             remedies = {"none": _declaration(guard.path), "has": "it in place before lt.save()"}
             remedy = remedies.get(guard.kind, _CALL)
-            yield guard_told(guard, fact, facts[0]), remedy
+            yield guard_change(guard, fact, facts[0]), remedy
     elif any(hooks):
         yield f"`{attribute(guard.path)}` has a hook now", "the model without it"
 

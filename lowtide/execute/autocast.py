@@ -1,6 +1,8 @@
 """Saves the state of autocast in the forward pass, for recomputation in the backward pass.
 
 In: the state of this thread. Out: a context that restores it.
+
+    saved = Autocast.now()          with saved.restored(): ...
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Autocast:
         return Autocast(tuple(rows))
 
     @contextlib.contextmanager
-    def again(self) -> Generator[None]:
+    def restored(self) -> Generator[None]:
         """A context in which autocast has the saved state."""
         with contextlib.ExitStack() as stack:
             if self != Autocast.now():

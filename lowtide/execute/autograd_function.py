@@ -1,7 +1,7 @@
 """Runs one region as one `torch.autograd.Function`.
 
-In: a region's compiled forward Program, its `Gradient`, how its ops run in eager PyTorch. Out: a
-callable in place of the kernels, whose results carry gradients.
+In: a region's compiled forward Program, its `Gradient`, its ops for eager PyTorch. Out: a callable
+in place of the kernels, whose results carry gradients.
 
     o = exe([a[0], a[1]], sizes, [], a)      forward kernels; inputs and a few values are saved
     loss(o).backward()                       backward kernels, compiled at their first use
@@ -24,7 +24,7 @@ from lowtide.diagnostics.faults import survive
 from lowtide.execute.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.mutation import without_statistics
-from lowtide.execute.parted import Kept, saved_for
+from lowtide.execute.parted import Remaining, saved_for
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import Env, run_op
 from lowtide.ir.named_results import build
@@ -49,10 +49,10 @@ Launch = Callable[[Any, list[Tensor], Sequence[int], Sequence[float]], Sequence[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerRegion:
-    """The ops of a region for PyTorch to run, without writing running statistics. `outputs`: for
-    each kernel output, the value that it is and the subscripts into it, None for one that is only
-    written into another tensor. `orders`: the order of dims in which the kernels store an output.
-    `autocast`: the lower dtype of the forward pass."""
+    """The ops of a region for PyTorch to run, without writes to running statistics. `outputs`: for
+    each kernel output its value in the block and the subscripts into it, None for an output that is
+    only written into another tensor. `orders`: the order of dims in which the kernels store an
+    output. `autocast`: the lower dtype of the forward pass."""
 
     ops: tuple[Op, ...]
     live_ins: tuple[Value, ...]
@@ -166,17 +166,17 @@ class Recorder:
         self.wanted = tuple(self.names.index(n) for n in gradient.wanted)
         self.apart = tuple(k for k in self.wanted if self.names[k] not in gradient.reached)
         self.copied = tuple(
-            k for k, n in enumerate(self.names) if n in copies and n in gradient.kept_inputs
+            k for k, n in enumerate(self.names) if n in copies and n in gradient.saved_inputs
         )
-        # What a call does, without a look-up by name. Of `kept`, outputs count from -1 down.
+        # Fields for fast calls, without look-ups by name. `kept`: outputs are numbered -1, -2, …
         self.results = tuple(gradient.program.results)
         self.saved = tuple(s.name for s in gradient.saved if s.output < 0)
         self.shared = tuple((s.name, s.output) for s in gradient.saved if s.output >= 0)
         instead = {n: -1 - k for n, k in gradient.in_place_of.items()}
-        self.kept = tuple(instead.get(n, self.names.index(n)) for n in gradient.kept_inputs)
+        self.kept = tuple(instead.get(n, self.names.index(n)) for n in gradient.saved_inputs)
         self.dead = tuple(k for k, carries in enumerate(gradient.carrying) if not carries)
         self.is_turned = any(order is not None for order in eager.orders)
-        # Live-ins that are tensors, of which a backward pass knows the sizes, and the others.
+        # Live-ins that are tensors, of which a call stores the sizes only, and the others.
         self.tensors = tuple(p.position for p in places.values() if not p.path)
         self.others = tuple({*range(len(eager.live_ins))} - {*self.tensors})
         self.forms: tuple[tuple[torch.dtype, torch.device], ...] = ()  # the same in every call
@@ -251,8 +251,8 @@ class _Call:
         self.sizes = tuple(sizes)
         self.numbers = tuple(numbers)
         self.rules = ownership.rules()
-        self.made: list[Tensor] | None = None  # results and checks, where they are asked for
-        self.left: Kept | None = None  # after a backward pass of some outputs
+        self.made: list[Tensor] | None = None  # results and checks, if `written` needs them
+        self.left: Remaining | None = None  # after a backward pass of some outputs
         self.aliases: Sequence[Tensor] = ()
         self.versions: Sequence[int] = ()
         if not recorder.forms:
@@ -324,7 +324,7 @@ class _Region(FunctionBase):
         else:
             shared = [name for name, _ in r.shared]
             kept, call.left = saved_for(
-                *(ctx, call.left, g.parts, (*g.kept_inputs, *r.saved), cotangents),
+                *(ctx, call.left, g.parts, (*g.saved_inputs, *r.saved), cotangents),
                 lambda parts: g.reads(parts, (*r.saved, *shared)),
             )
         given = [
@@ -355,7 +355,7 @@ def _stored(x: Tensor, recorder: Recorder, output: int) -> Tensor:
     return x if order is None else x.permute(order)
 
 
-hide_with_callees(_Region.backward)  # which a function that Dynamo has compiled may call
+hide_with_callees(_Region.backward)  # a function that Dynamo has compiled may call it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,7 +408,7 @@ def _by_kernels(
     r = call.recorder
     if r.gradient.value_and_grad is not None:
         found = r.gradient.value_and_grad.gradients
-        known = dict(zip((*r.gradient.kept_inputs, *r.saved), kept, strict=True))
+        known = dict(zip((*r.gradient.saved_inputs, *r.saved), kept, strict=True))
         return [
             _scaled(known.get(found.get(r.names[k], "")), cotangents) if needed[1 + k] else None
             for k in r.wanted
@@ -477,7 +477,7 @@ def _way(
     made = g.backward(wanted, patterns, saved, dict(zip(g.names, sizes, strict=True)))
     if made.executable is not None:
         made.executable.write()
-    values = [*g.kept_inputs, *r.saved, *map(given_name, r.results), *shared]
+    values = [*g.saved_inputs, *r.saved, *map(given_name, r.results), *shared]
     last = {output: name for name, output in made.gradients.items()}
     found: list[_Found | int | None] = []
     for name, is_needed in zip(g.wanted, wanted, strict=True):
@@ -526,8 +526,8 @@ def _by_eager(
     differentiable."""
     r = call.recorder
     g = r.gradient
-    again = torch.is_grad_enabled()
-    known = dict(zip(g.kept_inputs, inputs, strict=True))
+    create_graph = torch.is_grad_enabled()
+    known = dict(zip(g.saved_inputs, inputs, strict=True))
     with torch.enable_grad():
         values = call.values()
         starts: dict[str, Tensor] = {}
@@ -553,7 +553,7 @@ def _by_eager(
                 [o for o, _ in pairs],
                 chosen,
                 [c for _, c in pairs],
-                create_graph=again,
+                create_graph=create_graph,
                 allow_unused=True,
             )
         )

@@ -1,7 +1,7 @@
 """Compiles Programs to executables. A test can replace the code generator.
 
-In: a Program. Out: an object that is called as `exe(tensors, sizes, numbers)` and gives the
-outputs, then the checks. `use(fn)` replaces the code generator; `use(None)` puts it back.
+In: a Program. Out: an executable: `exe(tensors, sizes, numbers)` returns the outputs, then the
+checks. `use(fn)` replaces the code generator; `use(None)` restores it.
 
 Equal layers, and the plans of a budget's search, have equal Programs. On the CPU they share one
 executable while it is in use. Executables of GPUs, which hold CUDA graphs, and those that are being
@@ -19,7 +19,7 @@ import torch
 from lowtide.texpr.expr import Program
 from lowtide.texpr.library import has_large_product
 
-# Of kernels: those of the cost model, by measurement, or with the least work memory.
+# Tilings: that of the cost model, the fastest by measurement, or that with the least memory.
 Tiles = Literal["usual", "fastest", "least"]
 
 _CPU: Final = "cpu"
@@ -66,7 +66,7 @@ def _compiled(
     machine: str,
     tiles: Tiles,
 ) -> Any:
-    # these cost time to import
+    # Imported here because they take time to import.
     if machine == _CPU and has_large_product(program, hints):
         from lowtide.codegen.rates import ensure_measured
 

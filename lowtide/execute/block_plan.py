@@ -1,6 +1,6 @@
-"""What is known about a block before it runs: its regions, its Python parts, and live ranges.
+"""Plans a block before it runs: its regions, its Python parts, and live ranges.
 
-In: a block of a Function, and facts about all of the Function. Out: a `BlockPlan`, whose parts are
+In: a block of a Function, and facts about the whole Function. Out: a `BlockPlan`, whose parts are
 computed at their first use. `executor` runs it.
 
     y = x * 2 + n            region at 0, until the next op
@@ -62,7 +62,7 @@ class BlockPlan:
         self.lent = lent
         self.returned = returned
         self.differentiated = differentiated
-        self.shown: dict[Value, str] = {}  # what the user calls captured values
+        self.shown: dict[Value, str] = {}  # the user's names of captured values
         self.last = len(block.ops) - 1
         self.live_at = _liveness(block)
         self.layers = layer_starts(block, self.live_at)
@@ -73,7 +73,7 @@ class BlockPlan:
         self.growing = {v for v in block.args if _is_tensors(v)}
         self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
         self.growing -= {r for op in walk(block) for r in op.results}
-        self.grown = {  # in a loop or branch, to a length that the run decides
+        self.grown = {  # extended in a loop or branch, to a length known only at run time
             op.operands[0]
             for outer in block.ops
             for inner in outer.blocks
@@ -82,9 +82,9 @@ class BlockPlan:
         }
         self._regions: dict[int, Region | None] = {}
         self.python: dict[int, tuple[PythonPart, int, tuple[Value, ...]] | None] = {}
-        self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and what is dead after it
+        self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and values dead after it
         self._inner: dict[int, BlockPlan] = {}
-        self.sections: dict[Op, Block] = {}  # those made of ops when they are run
+        self.sections: dict[Op, Block] = {}  # of checkpoints, by their `with`
         self._apart: dict[Op, bool] = {}
         self._lock = threading.Lock()
 
@@ -98,7 +98,7 @@ class BlockPlan:
 
     def _region(self, pos: int) -> Region | None:
         if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos], pos):
-            return None  # of a tensor from outside
+            return None  # a write to a tensor from outside, or an op for the driver
         if self.differentiated and self._makes_within(pos):
             return None
         end = pos
@@ -165,7 +165,7 @@ class BlockPlan:
         ):
             return True
         reads = op.name in ("torch.getitem", "list.get")
-        if op.name == "mutate":  # of what was made before
+        if op.name == "mutate":  # of a value from before the region
             reads = all(op.operands[0] not in earlier.results for earlier in self.ops[start:])
         return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])
 
@@ -210,7 +210,7 @@ class BlockPlan:
                 found = self._inner.setdefault(id(block), made)
         return found
 
-    def again(self, op: Op, env: Env) -> Op | None:
+    def checkpoint_section(self, op: Op, env: Env) -> Op | None:
         """Return a checkpoint's block as a section, if its results are tensors."""
         if op not in self._apart:
             self._apart[op] = is_apart(op, self.changed)

@@ -1,4 +1,9 @@
-"""A record of a run of ops that a budget can cut into chunks, with its cuts and joins."""
+"""The record of a sequence of ops that a budget can run in chunks: what is cut, what is joined.
+
+In: facts from `budget/independence`. Out: a `Candidate`, from which a `section` is made.
+
+    x: [60000, 32]      Candidate(start=2, stop=9, extent=60000, cuts=(Cut(dim=0),), joins=(0,))
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,8 @@ from lowtide.execute.cut import Cut
 from lowtide.ir.core import Block, Op, Value
 from lowtide.specialise.signature import SMALL
 
-LEAST_BYTES: Final = 1 << 16  # what has only smaller values is not worth it
-_MANY: Final = 8  # stretches of a loop of few steps
+LEAST_BYTES: Final = 1 << 16  # ops whose values are all smaller are no candidate
+_MANY: Final = 8  # chunks of a loop of few steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads what a program captures from its modules, by generated lambdas with one look-up per value.
+"""Reads the captured values of a program, by generated lambdas with one look-up per value.
 
 In: the root module, the paths and guards of a program. Out: a `Reader`, whose functions are
 
@@ -9,9 +9,9 @@ In: the root module, the paths and guards of a program. Out: a `Reader`, whose f
 
 where `d0`, `d1`, … are the dicts in which the modules store parameters, buffers and submodules.
 
-Invariant: the dicts are the modules' own, not copies, so a call sees a new parameter, number or
-submodule. If a name has moved to another dict, for instance from buffers to parameters, `read`
-raises KeyError, and the caller makes a new Reader.
+If a name has moved to another dict, for instance from buffers to parameters, `read` raises
+KeyError, and the caller makes a new Reader.
+Invariant: the dicts are the modules' own, so a call sees a new parameter, number or submodule.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Reader:
         with_hooks = [g for g in guards if g.kind == "hooks" and _hooks(_module(root, g.path))]
         facts = [g for g in guards if g.kind != "hooks"]
         values = [self._value(path) for path in paths]
-        self.guards = (*facts, *with_hooks)  # in the order of what `read` says of them
+        self.guards = (*facts, *with_hooks)  # in the order of `read`
         checks = [self._check(g) for g in self.guards]
         text = f"lambda: (({_joined(values)}), ({_joined(checks)}))"
         self.read: Read = eval(text, self._names)

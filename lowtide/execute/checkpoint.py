@@ -1,8 +1,8 @@
 """Turns the block of the user's checkpoint (`Recomputed`) into a section of one chunk.
 
-In: the op `with` and the values it reads. Out: a `section`, or None where PyTorch's own checkpoint
-is to run the block: gradients go through tensors that are operands and results of a section, not
-through those in lists and objects, and not through what it writes into from outside.
+In: the op `with` and the values it reads. Out: a `section`, or None if PyTorch's own checkpoint
+must run the block. A section passes gradients through tensors that are its operands and results,
+but not through tensors in lists and objects, or tensors from outside that it writes.
 
     with(%m): block: %h = tanh(%x); yield(%h)    →    %h = section(%x) {chunks=1}
 """
@@ -22,8 +22,8 @@ from lowtide.ir.aliases import CHANGING
 from lowtide.ir.core import Block, Op, Value, free_values, walk
 
 BY_PYTORCH: Final = (
-    "it writes into tensors from outside, gives several names of one, or reads or gives lists or "
-    "objects, which hide gradients"
+    "it writes into tensors from outside, returns tensors that share memory, or reads or returns "
+    "lists or objects, which hide gradients"
 )
 _CARRYING: Final = (t.TENSOR, t.OptionalType(t.TENSOR))
 _NEW: Final = ("pointwise", "contraction", "factory")
@@ -101,7 +101,7 @@ def _is_made_by(value: Value, block: Block) -> bool:
 
 
 # ops whose result PyTorch saves for their gradient
-_KEEPING: Final = frozenset({
+_SAVING: Final = frozenset({
     *("relu", "relu6", "elu", "celu", "selu", "leaky_relu", "hardtanh", "threshold", "sigmoid"),
     *("tanh", "exp", "exp2", "sqrt", "rsqrt", "reciprocal", "softmax", "log_softmax"),
 })  # fmt: skip
@@ -119,7 +119,7 @@ def _overwrites(maker: Op | None) -> bool:
     if maker is None:
         return False
     name = str(maker.attrs.get("target", maker.name)).rpartition(".")[2]
-    return name.removesuffix("_") in _KEEPING
+    return name.removesuffix("_") in _SAVING
 
 
 def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:
@@ -129,7 +129,7 @@ def _spread(ops: Sequence[Op], carrying: set[Value]) -> None:
             carrying.update(block.args)
             _spread(block.ops, carrying)
         ends = [block.terminator.operands for block in op.blocks]
-        if op.name in ("if", "with"):  # the first block of these gives the results, or each
+        if op.name in ("if", "with"):  # each block of `if`, the first of `with` gives the results
             rows = zip(op.results, *ends[: 1 if op.name == "with" else 2], strict=True)
             carrying.update(r for r, *given in rows if not carrying.isdisjoint(given))
             continue

@@ -1,29 +1,29 @@
 """Runs a sequence of ops in chunks of an axis along which its results are independent.
 
-In: an op `section`, the values of its operands, what runs its block. Out: its results, and in the
-backward pass the gradients of its operands, chunk by chunk.
+In: an op `section`, the values of its operands, functions that run its blocks. Out: its results,
+and in the backward pass the gradients of its operands, chunk by chunk.
 
     %y = section(%x, %w) {chunks=4, cuts=(Cut(dim=0), None), joins=(0,)}
       block(%a, %b):
         ...                     runs for x[0:k] and w, for x[k:2k] and w, …
-        yield(%c)               written side by side, along dim 0, into y
+        yield(%c)               joined along dim 0 into y
 
-    cuts      where each operand is cut, None if each chunk needs the whole
-    joins     the dim along which each result is joined, None for what is the same in all chunks
-    sources   of each result the operands that a graph of it may come from; absent: all
-    orders    of each result the dims in the order of memory, which a chunk of one point does not
-              tell; absent: in that of their numbers
-    updated   operands that the first run only writes: not saved, nor there when it runs again
-    counters  operands that each run writes, and which have no gradient
-    again     the second block is the one that runs again
-    kept      so many chunks, the last ones, keep what their gradients read, and are not run again;
-              the backward pass takes them first, so that this is gone when the others run again
-    products  so many values, which the first block yields after the results, are kept of each of
-              the other chunks; the last block takes them as its last arguments (see `recalled`)
-    end       the result that a product gives at last: its gradient does not read it, so that the
-              last block takes a stand-in
-    unread    the forms of the results, whose values nobody asks for, and what is no tensor: only
-              the backward pass is run
+    cuts      the cut of each operand, None if each chunk needs the whole
+    joins     the dim along which each result is joined, None if all chunks share the result
+    sources   for each result the operands that it may carry gradients of; absent: all
+    orders    for each result its dims in memory order, since a chunk of one point does not show it;
+              absent: ascending dims
+    updated   operands that the first run only writes; they are neither saved nor recomputed
+    counters  operands without gradients that each run writes
+    again     the second block is the one that is recomputed
+    kept      number of chunks, the last ones, that save the values that their gradients read, and
+              are not recomputed; the backward pass begins with them, and frees these values
+    products  number of values that the first block yields after the results; for each other chunk
+              they are saved, and are the last arguments of the last block (see `recalled`)
+    end       the result that is a product itself: its gradient does not read it, so the last block
+              takes a stand-in
+    unread    the forms of the results, and values that are not tensors, if nothing reads the
+              results' values: only the backward pass runs
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of i
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A chunk that ran with gradients: where it began, and the roots of its graph by result."""
+    """A chunk that ran with gradients: the leaves of its graph, and the roots by result."""
 
     starts: list[Any]
     ends: list[GradientEdge | None]
@@ -76,13 +76,13 @@ class Chunks:
         self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
         self.end = cast("int | None", op.attrs.get("end"))
         self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
-        # it writes over what PyTorch saves in it: copies are saved
+        # A block that overwrites tensors that PyTorch saves in it saves copies.
         self.saving = _copies_saved if op.attrs.get("overwrites") else contextlib.nullcontext
         self.shown = shown
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
         self._recorded: dict[int, Recorded] = {}  # by the chunk's start
-        self._products: dict[int, list[Tensor]] = {}  # the same
+        self._products: dict[int, list[Tensor]] = {}  # by the chunk's start
 
     @property
     def is_unread(self) -> bool:
@@ -104,7 +104,7 @@ class Chunks:
             records = self.keeps and span.is_kept
             made = self._record(parts, span) if records else self._made(parts, span)
             self.join(results, made, self.joins, span)
-            del parts, made  # or the next chunk would run beside them
+            del parts, made  # free them before the next chunk runs
         return results
 
     def _made(self, parts: list[Any], span: Span) -> list[Any]:
@@ -148,14 +148,14 @@ class Chunks:
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)
             if known is not None:
-                rows = gradients_of(known.ends, known.starts, wanted, given, again=False)
+                rows = gradients_of(known.ends, known.starts, wanted, given, create_graph=False)
                 del known
             else:
                 products = self._products.pop(span.start, [])
                 parts = self.parts(values, span)
                 rows = self.chunk_gradients(parts, wanted, given, products)
             found.add(rows, self.cuts, span)
-            del rows  # as above
+            del rows  # free them before the next chunk runs
         return found.rows
 
     def _over(
@@ -166,8 +166,8 @@ class Chunks:
         free: Sequence[int],
         spent: Sequence[int],
     ) -> dict[int, Tensor]:
-        """For operands that are cut: a cotangent of the same layout, or the operand itself, into
-        whose memory each chunk's gradient may be written after the chunk has read it."""
+        """Return for operands that are cut the tensor whose memory their gradient may take: a
+        cotangent of the same layout, or the operand itself. A chunk writes it after reading it."""
         found: dict[int, Tensor] = {}
         left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
         for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
@@ -175,7 +175,7 @@ class Chunks:
                 continue
             for j in left:
                 c = cotangents[j]
-                if c is not None and self.joins[j] == cut.dim and _lie_alike(c, v):
+                if c is not None and self.joins[j] == cut.dim and _have_equal_layouts(c, v):
                     found[k] = c
                     left.remove(j)
                     break
@@ -189,11 +189,11 @@ class Chunks:
     ) -> list[Tensor | None]:
         """Run everything as one chunk, so that the gradients are differentiable and function
         transforms work."""
-        again = torch.is_grad_enabled()
+        graph = torch.is_grad_enabled()
         with torch.enable_grad():
             starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
             results = self.run_again(list(starts))[: self.results]
-        return gradients_of(results, starts, wanted, cotangents, again=again)
+        return gradients_of(results, starts, wanted, cotangents, create_graph=graph)
 
     def chunk_gradients(
         self,
@@ -215,7 +215,7 @@ class Chunks:
             run = self.run_recalled
         with torch.enable_grad(), self.saving():
             ends = _ends(run(given)[: self.results])
-        return gradients_of(ends, starts, wanted, cotangents, again=False)
+        return gradients_of(ends, starts, wanted, cotangents, create_graph=False)
 
     def extent(self, values: Sequence[Any]) -> int:
         """Return the size of the axis."""
@@ -232,7 +232,7 @@ class Chunks:
         size, larger = divmod(extent, count)
         for k in (*range(shown), *range(kept, count)):
             start = k * size + min(k, larger)
-            unseen = 0 if k else kept - shown  # of the one that goes back last: all wait for it
+            unseen = 0 if k else kept - shown  # the first chunk, the last to go back, counts them
             yield Span(start, size + (k < larger), extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
@@ -285,7 +285,7 @@ def started(parts: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
     ]
     if not torch_state.autocast_on():
         return starts
-    with torch.enable_grad():  # of leaves it would keep the casts of all chunks until it ends
+    with torch.enable_grad():  # autocast caches the casts of leaves, here of all chunks
         return [s.view_as(s) if carries_gradient(s) else s for s in starts]
 
 
@@ -304,10 +304,10 @@ def gradients_of(
     wanted: Sequence[bool],
     cotangents: Sequence[Tensor | None],
     *,
-    again: bool,
+    create_graph: bool,
 ) -> list[Tensor | None]:
-    """Return the gradient of each wanted operand. `again`: make them differentiable. `results`:
-    tensors, or the roots of their graph."""
+    """Return the gradient of each wanted operand. `create_graph`: make them differentiable.
+    `results`: tensors, or the roots of their graph."""
     rows = [
         (r, c)
         for r, c in zip(results, cotangents, strict=True)
@@ -318,19 +318,20 @@ def gradients_of(
         return [None] * len(starts)
     outputs, given = [r for r, _ in rows], [c for _, c in rows]
     del results
-    found = iter(torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=again))
+    found = iter(
+        torch.autograd.grad(outputs, chosen, given, allow_unused=True, create_graph=create_graph)
+    )
     return [next(found) if w else None for w in wanted]
 
 
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
+def _have_equal_layouts(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 
 def _fits_any_order(part: Tensor, dim: int, order: Sequence[int]) -> bool:
-    """Whether the tensor has one element along `dim`, so that any order of dims is possible
-    there."""
-    told = [d for d in order_of(part) if part.shape[d] > 1]
-    return part.shape[dim] == 1 and told == [d for d in order if part.shape[d] > 1]
+    """Whether the tensor has one element along `dim`, and otherwise this order of dims."""
+    known = [d for d in order_of(part) if part.shape[d] > 1]
+    return part.shape[dim] == 1 and known == [d for d in order if part.shape[d] > 1]
 
 
 def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:

@@ -1,6 +1,8 @@
-"""Where an operand is cut, which points of the axis a chunk has, what form a result has.
+"""Records for chunks: the cut of an operand, the points of a chunk, the form of a result.
 
-x: [12, 5], Cut(dim=0)        Span(4, 4, 12)       the chunk sees x[4:8]
+In: numbers. Out: parts of tensors, and stand-ins.
+
+    x: [12, 5], Cut(dim=0)        Span(4, 4, 12)       the chunk reads x[4:8]
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Points [start, start + size) of an axis of `extent` points. `is_kept`: see `chunks`.
-    `unseen`: the number of equal chunks that a dry run leaves out."""
+    """Points [start, start + size) of an axis of `extent` points. `is_kept`: not recomputed, see
+    `chunks`. `unseen`: the number of equal chunks that a dry run leaves out."""
 
     start: int
     size: int

@@ -1,7 +1,7 @@
-"""Assumptions of a program about its operands, besides their types.
+"""Checks a program's assumptions about its operands, other than their types.
 
-In: a program, and the assumptions of its front end. Out: `Demands`, whose `unmet` tells why Python
-must run a call; "" if all hold.
+In: a program, and the assumptions of its front end. Out: `Demands`, whose `unmet` returns why
+Python must run a call; "" if all assumptions hold.
 
     def f(a: list, b: list, x):      f([None], [None], x)     compiled
         a[0] = x                     f(xs, xs, x)             Python runs f
@@ -9,8 +9,8 @@ must run a call; "" if all hold.
 
     def g(p: Point): return p.norm()            p.norm = other; g(p)      Python runs g
 
-A list into which the program puts what it was not known to hold has another type in the program
-than the caller's; another operand that is the same list would still be taken for the caller's.
+In `f`, the program gives `a` a new type after the assignment: it holds a tensor now. If `b` were
+the same list, the program would still use the old type for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Function
 
 _ONE_OBJECT: Final = (
-    "two of its arguments, or an argument and what the module holds, are one list or dict, into "
-    "which the program puts what it did not hold before"
+    "two of its arguments, or an argument and an attribute of the module, are one list or dict, "
+    "into which the program puts elements of another type"
 )
 
 

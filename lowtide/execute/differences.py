@@ -1,14 +1,14 @@
-"""Which facts changed when a program was recompiled.
+"""Explains why a program was recompiled: the facts that changed.
 
-In: what a compiled program assumes of a call, as facts {(subject, context): value}, and the facts
-of earlier ones. Out: sentences about the nearest earlier one, in the user's names.
+In: the assumptions of a compiled program, as facts {(subject, context): value}, and the facts of
+earlier ones. Out: sentences about the nearest earlier one, in the user's names.
 
     {("dtype of `x`", "Tensor"): "float32", ("rank of `x`", "Tensor"): "2"}     earlier
     {("dtype of `x`", "Tensor"): "float64", ("rank of `x`", "Tensor"): "2"}     now
     →   "dtype of `x` was float32, is float64"
 
 Invariant: facts in different contexts (the sizes of tensors of rank 2 and of rank 3) are not
-compared; what made the contexts differ is a fact itself.
+compared; the context's own difference (the rank) is a fact, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def differences(now: Facts, earlier: Iterable[Facts]) -> tuple[str, ...]:
     best: tuple[str, ...] = ()
     for facts in earlier:
         found = tuple(
-            told(subject, facts[subject, context], value)
+            change(subject, facts[subject, context], value)
             for (subject, context), value in now.items()
             if facts.get((subject, context), value) != value
         )
@@ -44,7 +44,7 @@ def differences(now: Facts, earlier: Iterable[Facts]) -> tuple[str, ...]:
     return best
 
 
-def told(subject: str, before: object, now: object) -> str:
+def change(subject: str, before: object, now: object) -> str:
     """Return a changed fact as a sentence."""
     return f"{subject} was {before}, is {now}"
 
@@ -132,24 +132,24 @@ def _layout(strides: tuple[Code, ...] | Dense | None) -> str:
 # ---- facts about modules ------------------------------------------------------------------------
 
 
-def guard_told(guard: Guard, before: object, now: object) -> str:
+def guard_change(guard: Guard, before: object, now: object) -> str:
     """Return a sentence about a guard whose value has changed."""
     path = f"`{attribute(guard.path)}`"
     match guard.kind:
         case "none":
-            return told(path, *("None" if v else "not None" for v in (before, now)))
+            return change(path, *("None" if v else "not None" for v in (before, now)))
         case "same":
-            return told(f"`{attribute(guard.path)} is {attribute(guard.other)}`", before, now)
+            return change(f"`{attribute(guard.path)} is {attribute(guard.other)}`", before, now)
         case "has":
-            return told(f"whether {path} is there", before, now)
+            return change(f"whether {path} exists", before, now)
         case "type":
-            return told(f"type of {path}", *(getattr(v, "__name__", v) for v in (before, now)))
+            return change(f"type of {path}", *(getattr(v, "__name__", v) for v in (before, now)))
         case "fits":
-            return f"what {path} holds is no longer {guard.other}"
+            return f"the elements of {path} are no longer {guard.other}"
         case "hooks":
             return f"hooks of {path} changed"
         case _:
-            return told(path, shown(before), shown(now))
+            return change(path, shown(before), shown(now))
 
 
 def attribute(path: str) -> str:

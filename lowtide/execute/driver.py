@@ -56,7 +56,6 @@ class KernelExecutor(Executor):
     """Runs regions by kernels, and the ops between them by PyTorch or Python."""
 
     def region(self, plan: BlockPlan, pos: int, env: Env) -> int | list[Any]:
-        """See the base class."""
         region = plan.region(pos)
         if region is None:
             return pos
@@ -106,14 +105,12 @@ class KernelExecutor(Executor):
         return end
 
     def plain(self, plan: BlockPlan, pos: int, env: Env) -> None:
-        """See the base class."""
         step, dead = plan.step(pos)
         step(env)
         for v in dead:
             env.pop(v, None)
 
     def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """See the base class."""
         with watching.aside():
             results = super().section(plan, op, env, alive)
         watching.told(results)
@@ -124,23 +121,22 @@ class KernelExecutor(Executor):
         manager = env[op.operands[0]]
         if not (isinstance(manager, Recomputed) and manager.records()):
             return super().context(plan, op, env, alive)
-        section = plan.again(op, env)
+        section = plan.checkpoint_section(op, env)
         if section is not None:
             return self.section(plan, section, env, alive)
         return self.checkpointed(plan, op, env, alive, early_stop=manager.early_stop)
 
     def within(self, plan: BlockPlan, env: Env) -> list[Any]:
-        """See the base class."""
-        if torch_state.reason():  # the manager is a mode of PyTorch's, say
+        if torch_state.reason():  # the manager may be a mode of PyTorch's
             return run_block(plan.block, env)
         return self.block(plan, env)
 
     def checkpointed(
         self, plan: BlockPlan, op: Op, env: Env, alive: set[Value], *, early_stop: bool
     ) -> list[Any]:
-        """Run a block that writes outside tensors, or returns lists, by PyTorch's checkpoint. What
-        it does happens twice, as without `use_reentrant`: the second time in the backward pass, up
-        to the last saved tensor with `early_stop`."""
+        """Run a block that writes outside tensors, or returns lists, by PyTorch's checkpoint. As
+        there, its effects happen twice: in the backward pass it runs again, with `early_stop` up to
+        the last saved tensor."""
         (block,) = op.blocks
         inner, outer = self.inner(plan, block, env)
         drop(env, alive, tuple(env))
@@ -148,12 +144,12 @@ class KernelExecutor(Executor):
         def run(*_: Any) -> list[Any]:
             return self.block(inner, {**outer, block.args[0]: None})
 
-        # What is handed over tells whose random state is kept. It is saved, too, so that it must
-        # not be what the block writes.
+        # PyTorch saves the random states of its arguments' devices, and the arguments. Empty
+        # tensors stand for the block's operands, since the block may write these.
         devices = {x.device for x in outer.values() if isinstance(x, torch.Tensor)} - {CPU}
-        told = [torch.empty(0, device=device) for device in devices]
+        stand_ins = [torch.empty(0, device=device) for device in devices]
         return torch.utils.checkpoint.checkpoint(  # pyright: ignore[reportUnknownVariableType]
-            run, *told, use_reentrant=False, early_stop=early_stop
+            run, *stand_ins, use_reentrant=False, early_stop=early_stop
         )
 
 
@@ -227,7 +223,7 @@ class Driver:
         try:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault, KernelFault):
-            pass  # PyTorch's own error shall not be "during handling of" ours
+            pass  # so that an error of PyTorch is not raised "during handling of" this one
         except RuntimeError:
             if not _are_of_transforms(args):
                 raise
@@ -259,7 +255,7 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
     try:
         return entry, run(values, entry.z, entry.sizes)
     except (CheckFailed, HostFault, KernelFault):
-        return entry, None  # PyTorch's own error shall not be "during handling of" ours
+        return entry, None  # so that an error of PyTorch is not raised "during handling of" this
     except RuntimeError:
         if not _are_of_transforms(values):
             raise
@@ -267,6 +263,6 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
 
 
 def _are_of_transforms(values: Sequence[Any]) -> bool:
-    """Whether some tensors are what a transform has left in a buffer. These have no memory, and
-    PyTorch's ops see what they wrap."""
+    """Whether a transform has left one of the tensors in a buffer. Such a tensor is a wrapper
+    without memory, which PyTorch's ops unwrap."""
     return torch_state.in_transform(v for v in values if isinstance(v, torch.Tensor))

@@ -20,17 +20,19 @@ from lowtide.specialise.abstract import Abs
 from lowtide.texpr.build import Val
 from lowtide.texpr.index import Index, as_index, product
 
-LITTLE_BYTES: Final = 1 << 15
-WHY: Final = "so little in each step that recording a kernel would take longer"
+MOST_BYTES: Final = 1 << 15
+WHY: Final = "each step is so small that recording a kernel would take longer"
 _FEW: Final = 4
 _SIMPLE: Final = ("pointwise", "reduction", "contraction", "view", "copy", "factory")
-_ASKS: Final = ("size",)
+_SIZE_QUERIES: Final = ("size",)
 
 
 def are_few(ops: Sequence[Op]) -> bool:
     """Whether the ops are so few that PyTorch is as fast on few elements."""
     work = [
-        op for op in ops if op.name.startswith("torch.") and not opdefs.has_kind(op.name, _ASKS)
+        op
+        for op in ops
+        if op.name.startswith("torch.") and not opdefs.has_kind(op.name, _SIZE_QUERIES)
     ]
     is_simple = all(opdefs.has_kind(op.name, _SIMPLE) for op in work)
     return is_simple and len(work) <= _FEW and not any(op.blocks for op in ops)

@@ -1,6 +1,8 @@
 """Saves the states of the random generators, so that a recomputed section draws the same numbers.
 
 In: the values of its operands. Out: `Generators`: those of the CPU and of the operands' GPUs.
+
+    saved = Generators.of(values)          with saved.restored(values): ...
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Generators:
             torch.cuda.set_rng_state(state, device)
 
     @contextlib.contextmanager
-    def again(self, values: Sequence[Any]) -> Generator[None]:
+    def restored(self, values: Sequence[Any]) -> Generator[None]:
         """A context in which the generators have the saved states. `values`: on the same
         devices."""
         now = Generators.of(values)

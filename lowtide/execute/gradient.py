@@ -1,12 +1,13 @@
-"""The backward pass of a region: its saved values, and its kernels, compiled at their first use.
+"""Plans the backward pass of a region: its saved values, and its kernels.
 
 In: a region's Program and the inputs that want gradients. Out: a `Gradient`, which compiles the
-forward Program with the saved values as outputs, and one backward Program for each combination of
-wanted gradients, outputs with a cotangent, and strides of the cotangents.
+forward Program with the saved values as outputs. It compiles one backward Program for each
+combination of wanted gradients, outputs with a cotangent, and strides of the cotangents, at its
+first use.
 
     softmax: rows s0, columns s1       saved: maximum and sum of each row, 4*s0 bytes each
 
-Saved are results of reductions that the backward pass reads, if they take no more memory than the
+Results of reductions that the backward pass reads are saved, if each takes no more memory than the
 region's inputs and outputs together. Larger values (of pairs) are recomputed.
 """
 
@@ -41,9 +42,9 @@ from lowtide.texpr.sizes import evaluate
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.tensors import is_zero_tensor
 
-CHEAP_TERMS: Final = 16  # sums over so few terms are taken again,
-PAIR_TERMS: Final = 64  # and over so many for a value of pairs,
-PAIRS: Final = 8  # which takes so many times what inputs and outputs take
+CHEAP_TERMS: Final = 16  # sums over at most so many terms are recomputed;
+PAIR_TERMS: Final = 64  # over so many, if the sum is a value of pairs:
+PAIRS: Final = 8  # larger than so many times inputs and outputs together
 
 Pattern = tuple[bool, ...] | None  # of a cotangent: the dims that are expanded; None: no cotangent
 
@@ -118,9 +119,11 @@ class Gradient:
         instead = [i for i in outputs_for_inputs(program) if self.diff.carries(i.output)]
         self.diff.instead = {i.operand.name: i.operand for i in instead if i.operand is not None}
         everything = self._backward_program(self.wanted, self._all_given(), ())
-        self.kept_inputs = tuple(n for n in program.inputs if n in everything.inputs)
+        self.saved_inputs = tuple(n for n in program.inputs if n in everything.inputs)
         self.in_place_of = {
-            i.input: program.results.index(i.output) for i in instead if i.input in self.kept_inputs
+            i.input: program.results.index(i.output)
+            for i in instead
+            if i.input in self.saved_inputs
         }
         self.saved: tuple[Saved, ...] = ()
         self.value_and_grad: ValueAndGrad | None = None
@@ -263,7 +266,7 @@ class Gradient:
                 found = self._passes.get((*key, adding))
                 if found is None:
                     found = self._compiled(needed, patterns, saved, hints, adding)
-                    both = not (found.scatters or found.adds)  # it is the same either way
+                    both = not (found.scatters or found.adds)  # equal for both values of the flag
                     self._passes |= {(*key, x): found for x in (True, False) if both or x is adding}
         return found
 
@@ -365,7 +368,7 @@ class _Stepwise:
         definitions."""
         found = name in self.diff.must_save or all(self._found(name))
         if found:
-            self._known[name] = True, False  # from here on it is at hand
+            self._known[name] = True, False  # saved, so its readers need not compute the sum
         return found
 
     def _found(self, name: str) -> tuple[bool, bool]:

@@ -1,12 +1,12 @@
-"""What a region does around its kernels: written from a trace, and bound to them.
+"""Writes the program of a region around its kernels from a trace, and binds it to the kernels.
 
 In:  a Trace and the values that outlive its region.
-Out: a `Program` cut to what is needed, a `RegionProgram` (`codegen/host/region`) that says what
-     happens before and after its kernels, and the two Python functions that are printed from it.
+Out: a `Program` without dead definitions, a `RegionProgram` (`codegen/host/region`) of what happens
+     before and after the kernels, and the two Python functions that are printed from it.
 
-A view of a live-in or of another value that outlives the region is made by PyTorch from the real
-tensor, so that it aliases as it does in eager mode. An output that lies in memory in another order
-than that of its dims is a view of what the kernels give (`texpr/orders`).
+PyTorch makes a view of a live-in, or of another value that outlives the region, from the real
+tensor, so it aliases as in eager mode. An output whose memory order is not the order of its dims is
+a permuted view of the kernels' output (`texpr/orders`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from lowtide.texpr.orders import Order, inverse, stored_in
 
 NO_ORDERS: Final[Mapping[Abs, Order]] = {}
 
-# Parts that are less than one of so many elements are handed out without the rest, and so without
-# gaps; but for parts of what is small.
+# A returned part of a tensor is stored alone, without gaps, if it has less than 1 / _LEAST_PART of
+# the elements, and the tensor has more than _SMALL elements.
 _LEAST_PART: Final = 4
 _SMALL: Final = 1 << 14
 
@@ -72,10 +72,10 @@ _SMALL: Final = 1 << 14
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
     """Values whose strides or storage the program shows. `leaving`: results, whose strides and
-    aliasing the caller may inspect. `asked`: operands of ops that return such facts."""
+    aliasing the caller may inspect. `inspected`: operands of ops that return such facts."""
 
     leaving: Sequence[Abs] = ()
-    asked: Sequence[Abs] = ()
+    inspected: Sequence[Abs] = ()
 
 
 NO_LAYOUTS: Final = Layouts()
@@ -146,10 +146,10 @@ def write(
     program shows. `used`: numbers that are computed but not returned."""
     ints = [n for n, x in derived.items() if isinstance(x.value, Index)]
     order = {name: k for k, name in enumerate([*numbers, *ints])}
-    kept = _kept([*results, *(new for _, new in writes)], mutates, seen)
-    writer = _Writer(builder, kept, orders, records)
+    stored = _materialised([*results, *(new for _, new in writes)], mutates, seen)
+    writer = _Writer(builder, stored, orders, records)
     sizes = writer.sizes({name: derived[name] for name in ints})
-    handed_out = writer.operands(results)
+    returned = writer.operands(results)
     writer.operands(used)
     written = [Write(to=writer.of(x), value=writer.of(new)) for x, new in writes]
     after = writer.statements
@@ -166,7 +166,7 @@ def write(
         kernels=kernels,
         after=tuple(after),
         writes=tuple(written),
-        results=tuple(handed_out),
+        results=tuple(returned),
     )
     verify_region(around)
     only_turns = all(isinstance(s, Turn) for s in after)
@@ -201,12 +201,12 @@ def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
     space["sized"] = _sized
     space["capturing"] = _is_capturing
     exec(compile(text, f"<lowtide {name}>", "exec"), space)
-    return space.pop(name)  # left there, it would be a cycle that holds what `exe` holds
+    return space.pop(name)  # in the scope, it would be a reference cycle that keeps `exe` alive
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is being captured. Never initialises CUDA: a plan may be for a GPU that
-    is not there."""
+    """Whether a CUDA graph is being captured. CUDA is never initialised here, since a plan may be
+    for a GPU that this machine does not have."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -218,7 +218,7 @@ def _write(x: torch.Tensor, new: torch.Tensor) -> None:
 # ---- which values are stored ------------------------------------------------------------------
 
 
-def _kept(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
+def _materialised(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
     """Return (by id) the tensors that must be materialised so that their views alias them: results;
     tensors whose views certainly overlap, being larger together; if the function mutates, all with
     several views; and those whose layout the program shows."""
@@ -227,14 +227,14 @@ def _kept(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
     for leaf in leaves.values():
         views.setdefault(_root(leaf), []).append(leaf)
     several = {root: found for root, found in views.items() if len(found) > 1}
-    kept = set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
-    kept |= {id(_root(x)) for r in seen.asked for x in tensors_in(r)}
+    stored = set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
+    stored |= {id(_root(x)) for r in seen.inspected for x in tensors_in(r)}
     leaving = {id(x) for r in seen.leaving for x in tensors_in(r)}
     for root, found in views.items():
         parts = [x for x in found if id(x) in leaving]
         if parts and _cover(root, parts):
-            kept.add(id(root))
-    return kept
+            stored.add(id(root))
+    return stored
 
 
 def _root(x: Abs) -> Abs:
@@ -269,24 +269,24 @@ def _count(x: Abs) -> Index:
 
 
 class _Writer:
-    """Writes values as operands. Whatever must be made only once becomes a statement."""
+    """Writes values as operands. A value that must be made only once becomes a statement."""
 
     def __init__(
         self,
         builder: Builder,
-        kept: set[int],
+        stored: set[int],
         orders: Mapping[Abs, Order],
         records: bool,
     ) -> None:
         self.builder = builder
-        self.kept = kept
+        self.stored = stored
         self.orders = orders
         self.records = records
         self.functions: dict[str, Any] = {}  # by their names in Python
         self.objects: dict[str, Any] = {}
         self.statements: list[Statement] = []
-        self.outputs: dict[str, Abs] = {}  # in order; a name stands once
-        self._given_out: set[str] = set()  # values, by the names that they have unturned
+        self.outputs: dict[str, Abs] = {}  # in order, by name
+        self._output_names: set[str] = set()  # of their definitions, before `stored_in`
         self._names: dict[int, str] = {}  # by id of an Abs or Origin
         self._alive: list[object] = []  # so that ids stay unique
 
@@ -311,7 +311,7 @@ class _Writer:
         """Return the statements before the launch, and the launch."""
         if not program.outputs and not program.checks:
             return [], None
-        self.statements, self._names = [], {}  # what is made after the kernels is not there yet
+        self.statements, self._names = [], {}  # values after the kernels do not exist here
         numbers = tuple(self.operands(scalars))
         kernels = Kernels(
             inputs=tuple(_live(tensors[name]) for name in program.inputs),
@@ -331,7 +331,7 @@ class _Writer:
         is_object = holds_list(x) or (isinstance(x.value, Seq | Map) and not is_constant(x))
         if isinstance(x.origin, Place) and (is_object or not is_constant(x)):
             return _live(x.origin)
-        if is_object:  # a list that stands in several places is one list
+        if is_object:  # a list that is used in several places is one list
             return self._once(x, lambda name: Let(name=name, value=self._sequence(x, self.of)))
         if isinstance(x.value, Index):
             return Number(index=x.value)
@@ -350,7 +350,7 @@ class _Writer:
 
     def _exists(self, x: Abs) -> bool:
         """Whether the tensor is materialised, apart from uses by views."""
-        if isinstance(x.origin, Place) or id(x) in self.kept:
+        if isinstance(x.origin, Place) or id(x) in self.stored:
             return True
         return x.base is not None and self._exists(x.base)
 
@@ -367,11 +367,11 @@ class _Writer:
         assert isinstance(x.value, Val)
         val, program, order = x.value, self.builder.program, self.orders.get(x)
         name = val.name
-        if name in self._given_out or name not in program.defs:
+        if name in self._output_names or name not in program.defs:
             self.builder.op = self.builder.op or "clone"
             val = self.builder.tensor(val.shape, val.dtype, lambda idx: self.builder.load(val, idx))
             name = val.name
-        self._given_out.add(name)
+        self._output_names.add(name)
         if order is not None:
             program.defs, name = stored_in(program.defs, name, order)
         self.outputs[name] = x
@@ -446,7 +446,7 @@ def _sized(dtype: torch.dtype, sizes: tuple[int, ...]) -> torch.Tensor:
     return torch.empty((), dtype=dtype, device="cpu").expand(sizes)
 
 
-# ---- what of the program is needed -------------------------------------------------------------
+# ---- the parameters of the program -------------------------------------------------------------
 
 
 def _symbols(program: Program) -> frozenset[str]:

@@ -1,7 +1,7 @@
-"""The key under which a call is looked up, by a function made for the kinds of its live-ins.
+"""Generates the function that computes the key of a call, for the types of its live-ins.
 
 In: the Python types of the live-ins. Out: a function that returns the same as `signature.exact_key`
-for such values, without dispatch on each one; None for kinds that are looked into (lists, …).
+for such values, without dispatch on each one; None for containers, such as lists.
 
     (Tensor, int)  →  def key(values):
                           a, b, = values
@@ -11,7 +11,7 @@ for such values, without dispatch on each one; None for kinds that are looked in
                                   a.is_contiguous() or a.stride(),
                                   a.requires_grad and grad_on(), int, b,)
 
-Invariant: the key equals that of `exact_key`, which decides wherever a tensor is special.
+Invariant: the key equals that of `exact_key`, which is called for special tensors.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Runs a loop in chunks of steps, so that saved values exist for one chunk at a time.
 
-In: an op `section` whose first operand is the number of steps and whose next ones are carried, the
-values of its operands, a function that runs its block. Out: its results: the last carried values,
-then the others.
+In: an op `section`, the values of its operands (the number of steps, carried values, others), and a
+function that runs its block. Out: its results: the last carried values, then the others.
 
     %h, %ys = section(%n, %h0, %x, %w) {chunks=4, carried=1,
                                         cuts=(None, None, Cut(dim=0), None), joins=(None, 0)}
-      block(%first, %size, %h, %x, %w):      steps [first, first + size) from h on, x cut to them
+      block(%first, %size, %h, %x, %w):      steps [first, first + size), with their part of x
         ...
         yield(%h', %ys)
 
@@ -37,7 +36,7 @@ class LoopChunks(Chunks):
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
         self._starts: list[Tensor] = []
-        self._random: list[Generators] = []  # at the start of each stretch
+        self._random: list[Generators] = []  # at the start of each chunk
 
     def extent(self, values: Sequence[Any]) -> int:
         """Return the number of steps."""
@@ -55,7 +54,7 @@ class LoopChunks(Chunks):
             found = self.run(self._given(values, carried, span))
             carried = found[self.last]
             self.join(results, found[self.last.stop :], joins, span)
-            del found  # or the next stretch would run beside it
+            del found  # free it before the next chunk runs
         return [*carried, *results]
 
     def kept(self) -> list[Tensor]:
@@ -78,32 +77,32 @@ class LoopChunks(Chunks):
         carried = list(cotangents[self.last])
         for k, span in reversed(list(enumerate(self.spans(values)))):
             start = [x[k - 1] for x in kept] if k else values[self.carried]
-            asked = list(wanted)
+            needed = list(wanted)
             if k:
-                asked[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]
+                needed[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]
             given = [*carried, *self.cotangents(cotangents, span)[self.last.stop :]]
             self._random[k].set()
             parts = self._given(values, start, span)
-            # the first two arguments of the block are numbers, the operands have one
-            rows = self.chunk_gradients(parts, [False, *asked], given)[1:]
+            # The block begins with two numbers, the operands with one.
+            rows = self.chunk_gradients(parts, [False, *needed], given)[1:]
             carried = rows[self.carried]
             if k:
                 rows[self.carried] = [None] * len(carried)
             found.add(rows, self.cuts, span, carried)
-            del rows, given, parts, start  # as above
+            del rows, given, parts, start  # free them before the next chunk runs
         return found.rows
 
     def differentiable(
         self, values: Sequence[Any], wanted: Sequence[bool], cotangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """Run everything as one chunk, see `Chunks`."""
-        again = torch.is_grad_enabled()
+        graph = torch.is_grad_enabled()
         steps = self.extent(values)
         with torch.enable_grad():
             starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
             given = self._given(starts, starts[self.carried], Span(0, steps, steps))
             results = self.run(given)
-        return gradients_of(results, starts, wanted, cotangents, again=again)
+        return gradients_of(results, starts, wanted, cotangents, create_graph=graph)
 
     def _given(self, values: Sequence[Any], carried: Sequence[Any], span: Span) -> list[Any]:
         """Return the arguments of the block."""

@@ -57,7 +57,7 @@ class Shared:
         written = [_range(x) for k in self._written for x in _dense(args[k])]
         others = [_range(x) for x in alike]
         ends = sorted([(*r, True) for r in written] + [(*r, False) for r in others])
-        reached = {True: 0, False: 0}  # by those that began before
+        reached = {True: 0, False: 0}  # end of the ranges that began before, by `is_written`
         for start, end, is_written in ends:
             if start < reached[not is_written]:
                 return True

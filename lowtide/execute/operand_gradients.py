@@ -37,7 +37,7 @@ class Gradients:
         self._values = values
         self._over = over
         self._written = {storage_of(x) for x in self._over.values()}
-        self._own: set[int] = set()  # others may be a cotangent itself, or that of two operands
+        self._own: set[int] = set()  # rows with memory of their own, which may be added to
         self._others = set(_storages([*values, *cotangents]))
         self._is_first = True
 

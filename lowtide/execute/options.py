@@ -1,4 +1,9 @@
-"""The options of a compiled function, checked: `budget` and `tune`."""
+"""Checks the options of a compiled function: `budget` and `tune`.
+
+In: the user's arguments. Out: `Options`, or a LowtideError.
+
+    options_of("8GB", False)      Options(budget_bytes=8_000_000_000, tune=False)
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""The order in memory of the dims of a region's outputs: that of PyTorch's own results.
+"""Finds the memory order of the dims of a region's outputs: the order of PyTorch's own results.
 
-In: how PyTorch runs the ops of a region, the live-ins of a call. Out: an order for each output that
-is not contiguous in PyTorch. The ops run on meta tensors, so nothing is computed.
+In: the ops of a region for PyTorch, the live-ins of a call. Out: an order for each output that is
+not contiguous in PyTorch. The ops run on meta tensors, so nothing is computed.
 
     x: [8, 16, 64, 64], channels_last     y = relu(x * 2)     {y: (0, 2, 3, 1)}
 
-This is done only where an input is not contiguous, the program names a memory format, or an op
-returns a view with other strides; otherwise outputs are nearly always contiguous. The order also
-decides results: `dropout` draws its mask in the order of the tensor's memory, and `view` raises
-where it would have to copy.
+The ops run only if an input is not contiguous, the program names a memory format, or an op returns
+a view with other strides; otherwise outputs are nearly always contiguous. Results depend on the
+order, too: `dropout` draws its mask in memory order, and `view` raises if it would have to copy.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ _TURNING: Final = frozenset(
 _WITH_GAPS: Final = frozenset(
     ("getitem", "select", "narrow", "split", "chunk", "unbind", "expand", "expand_as")
 )
-_STEPS: Final = 3  # of a loop: tensors lie in the end as after the second and third
-_VIEWS: Final = frozenset(("view", "view_as", "unflatten"))  # that raise where they cannot be views
-# What tells how a tensor lies: of a part, too.
-_LAYOUTS_ASKED: Final = frozenset((
+_STEPS: Final = 3  # of a loop: strides that are equal after the second and third step stay so
+_VIEWS: Final = frozenset(("view", "view_as", "unflatten"))  # raise instead of making a copy
+# Methods whose results depend on the layout of a tensor, also of a part of one.
+_LAYOUT_QUERIES: Final = frozenset((
     "as_strided", "data_ptr", "is_contiguous", "is_set_to", "storage", "storage_offset", "stride",
     "untyped_storage", "view", "numpy", "__array__",
 ))  # fmt: skip
 
 
 class ViewFails(Exception):
-    """PyTorch views a tensor here; without a copy that is impossible, so it raises."""
+    """A `view` of PyTorch raises, since the operand's strides do not allow it without a copy."""
 
 
 def is_plain(ops: Sequence[Op]) -> bool:
@@ -65,7 +64,7 @@ def _all(ops: Iterable[Op]) -> Iterator[Op]:
 def reads_layout(op: Op) -> bool:
     """Whether the op returns facts about its operands' layout, which must then be PyTorch's."""
     target = str(op.attrs.get("target", "")) if op.name == "call_torch" else ""
-    return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUTS_ASKED
+    return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUT_QUERIES
 
 
 def orders_of(
@@ -79,11 +78,11 @@ def orders_of(
         with outside_dispatch_modes(), LikeTheCpu(), _MetaMode(), torch.no_grad():
             run = _FewSteps()
             made = run.outputs(eager, [_without_data(v) for v in values])
-            # of a part of a tensor, which is stored without the gaps
+            # The kernels store a part of a tensor without gaps.
             found = [None if y is None else torch.empty_like(y) for y in made]
     except ViewFails:
         raise
-    except Exception:  # whatever it is, PyTorch says so when the region is run
+    except Exception:  # PyTorch raises it, if it matters, when the region runs
         return {}
     pairs = zip(outputs, found, strict=True)
     rows = ((x, order_of(y.shape, y.stride())) for x, y in pairs if y is not None)
@@ -91,10 +90,10 @@ def orders_of(
 
 
 class _FewSteps:
-    """Runs a region's ops, and only the first steps of its loops, since all may take long."""
+    """Runs a region's ops, but only the first steps of its loops, since all may take long."""
 
     def __init__(self) -> None:
-        self._unknown: set[Value] = set()  # how they lie, after a loop
+        self._unknown: set[Value] = set()  # values whose layout is unknown after a loop
 
     def outputs(self, eager: EagerRegion, values: Sequence[Any]) -> list[Any]:
         """Return the results; None for those that are unknown."""
@@ -129,23 +128,23 @@ class _FewSteps:
                 going, *carried = (env[v] for v in block.terminator.operands)
         except ViewFails:
             raise
-        except Exception:  # it depends on the data, or on what is unknown
+        except Exception:  # a step depends on the data, or on an unknown layout
             return op.results
         env.update(zip(op.results, carried, strict=True))
         if trips <= _STEPS:
             return ()
         rows = zip(op.results, earlier, carried, strict=True)
-        return [v for v, was, now in rows if not _lie_alike(was, now)]
+        return [v for v, was, now in rows if not _have_equal_layouts(was, now)]
 
 
-def _lie_alike(x: Any, y: Any) -> bool:
+def _have_equal_layouts(x: Any, y: Any) -> bool:
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
         return x.shape == y.shape and x.stride() == y.stride()
     return type(x) is type(y) and isinstance(x, int | float | None) and x == y
 
 
 class _MetaMode(OwnMode):
-    """Ops inside make their tensors on the meta device, with the strides of the CPU."""
+    """Makes ops return tensors on the meta device, with the strides of the CPU."""
 
     def __torch_dispatch__(
         self,
@@ -154,7 +153,6 @@ class _MetaMode(OwnMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Runs the op."""
         args, named = tree_map(_on_meta, (args, dict(kwargs or {})))
         if func is torch.ops.aten.view.default:
             try:

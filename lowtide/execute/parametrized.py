@@ -1,11 +1,12 @@
 """Reads a parametrized module (`torch.nn.utils.parametrize`) without changing it.
 
-In: a module. Out: a context that restores the module's buffers. Some parametrizations write buffers
-when their weight is read: spectral norm, in training, advances its power iteration. Only calls may
-do that, not the compiler.
+In: a module. Out: a context that restores the module's buffers at its end.
 
     with unchanged(module):
-        ...        module.layer.weight has been read
+        module.layer.weight         spectral norm advances its power iteration
+
+Some parametrizations write buffers when their weight is read. Only calls may do that, not the
+compiler.
 """
 
 from __future__ import annotations
@@ -26,4 +27,4 @@ def unchanged(root: torch.nn.Module) -> Generator[None]:
         yield
     finally:
         for b, value in before:
-            b.data.copy_(value)  # as if nothing had been written: autograd does not count it
+            b.data.copy_(value)  # autograd does not count a write to `data` as a change

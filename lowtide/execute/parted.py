@@ -1,7 +1,7 @@
-"""Separate backward passes of one region whose outputs are independent.
+"""Separates the backward passes of a region's independent outputs.
 
-In: a region's saved values, and the cotangents of a backward pass. Out: the saved values, for as
-long as eager PyTorch would hold them: a backward pass frees only what it needed.
+In: a region's saved values, and the cotangents of a backward pass. Out: the saved values. They live
+as long as in eager PyTorch: a backward pass frees only the values that it read.
 
     p, q = (a * a).sum(), b.exp().sum()      one region, two parts
     p.backward()                             reads a; what was saved for q stays
@@ -9,7 +9,7 @@ long as eager PyTorch would hold them: a backward pass frees only what it needed
     q.backward()                             PyTorch's error
 
 Two outputs belong to one part if the backward passes of both go through a value whose derivative
-depends on data: there PyTorch saves something, and frees it.
+depends on data. PyTorch saves tensors for such a value, and frees them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Part = frozenset[int]  # outputs, by position
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Remaining:
     """The saved values that remaining backward passes need, and the version counters of these
     tensors at that time."""
 
@@ -77,12 +77,12 @@ def _with_data(program: Program, diff: Differentiation, output: str) -> set[str]
 
 def saved_for(
     ctx: Any,
-    left: Kept | None,
+    left: Remaining | None,
     parts: frozenset[Part],
     names: Sequence[str],
     cotangents: Sequence[object],
     reads: Callable[[frozenset[Part]], frozenset[str]],
-) -> tuple[Sequence[Any], Kept | None]:
+) -> tuple[Sequence[Any], Remaining | None]:
     """Return (saved values by position in `names`, values left for later backward passes). `left`:
     the values left by the previous pass. `reads`: names that the backward pass of given parts
     reads. Raises as PyTorch does if values have been freed or changed."""
@@ -90,7 +90,7 @@ def saved_for(
         return ctx.saved_tensors, None
     now = frozenset(p for p in parts if any(cotangents[k] is not None for k in p))
     if left is None or not now <= left.parts:
-        saved, left = ctx.saved_tensors, None  # raises if it is gone
+        saved, left = ctx.saved_tensors, None  # raises if they were freed
     else:
         _check(left)
         saved = [left.tensors.get(n) for n in names]
@@ -99,10 +99,10 @@ def saved_for(
     rest = (parts if left is None else left.parts) - now
     needed = reads(rest) if rest else frozenset[str]()
     tensors = {n: x for n, x in zip(names, saved, strict=True) if n in needed and x is not None}
-    return saved, Kept(rest, tensors, {n: version(x) for n, x in tensors.items()})
+    return saved, Remaining(rest, tensors, {n: version(x) for n, x in tensors.items()})
 
 
-def _check(left: Kept) -> None:
+def _check(left: Remaining) -> None:
     for name, x in left.tensors.items():
         if version(x) != left.versions[name]:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A region: the ops of a block from one position on, and the kernels compiled for them.
+"""Compiles and finds the kernels of a region: the ops of a block from one position on.
 
 In: the live-ins of a call. Out: an `Entry` to run. The region looks in two caches, first by exact
 sizes (one dict look-up), then by signature. If both miss, it specialises and compiles.
@@ -52,8 +52,8 @@ from lowtide.texpr.orders import Order
 from lowtide.texpr.sizes import evaluate
 from lowtide.torch_private import torch_state
 
-MAX_EXACT: Final = 4096  # sizes remembered before the first cache starts anew
-MAX_CLASSES: Final = 64  # signatures compiled before the rest runs as PyTorch
+MAX_EXACT: Final = 4096  # entries of the first cache; then it is emptied
+MAX_CLASSES: Final = 64  # compiled signatures; PyTorch runs further ones
 _MAX_ATTEMPTS: Final = 200
 
 _default_dtype = torch.get_default_dtype
@@ -61,8 +61,8 @@ _default_dtype = torch.get_default_dtype
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _TreeSlot:
-    """The place of a specialisation in the tree of splits: on the side of `parent` that `assumed`
-    says."""
+    """The place of a specialisation in the tree of splits: a side of `parent`. `assumed`: the
+    answers on the way there."""
 
     key: tuple[Any, ...]
     found: Specialisation | None = None
@@ -72,8 +72,8 @@ class _TreeSlot:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
-    """See the module's text. `end`: the first op that ends every trace. `is_parted`: it begins
-    another region only because the value before it must be a tensor of PyTorch's graph.
+    """See the module's text. `end`: the first op that ends every trace. `is_parted`: the op at
+    `end` begins another region only because PyTorch's graph needs a node for the value before it.
     `live_at[k]`: values that ops from k on use. `statistics`: values that norms in training may
     write. `lent`: values that the caller may write. `returned`: values that may alias a result.
     `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
@@ -107,7 +107,7 @@ class Region:
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
     history: list[Facts] = field(default_factory=list[Facts])
     lock: threading.RLock = field(default_factory=threading.RLock)
-    adds: bool = field(init=False)  # at places that are data, in an order that a flag decides
+    adds: bool = field(init=False)  # whether an op adds at data-dependent places, in any order
 
     def __post_init__(self) -> None:
         self.adds = any(
@@ -147,7 +147,7 @@ class Region:
                     spec.eager = entry.eager = survive(error, f"{self.name}: code generation")
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
-            if self.floats_constant:  # perhaps only since this call
+            if self.floats_constant:  # this call may have set it
                 key = (*torch_state.surroundings(self.adds), *whole_key(values, True))
             self.exact[key] = entry
             return entry
@@ -249,8 +249,8 @@ class Region:
                 return Entry(spec, z, [], None, message)
         entry = Entry(spec, z, [z[k] for k in host.pick], None)
         if (
-            spec.little is not None
-            and evaluate(spec.little, numbers) <= eager_threshold.LITTLE_BYTES
+            spec.eager_bytes is not None
+            and evaluate(spec.eager_bytes, numbers) <= eager_threshold.MOST_BYTES
         ):
             entry.eager = eager_threshold.WHY
         return entry
@@ -328,7 +328,7 @@ class Region:
                 return binding, slot.found
             made = self._make(binding, slot.assumed, values)
             if made is None:
-                continue  # the signature has become another
+                continue  # the levels have been raised, so the signature is another one
             self._put(slot, made)
             if isinstance(made, Specialisation):
                 return binding, made
@@ -341,7 +341,7 @@ class Region:
         if self.count >= MAX_CLASSES:
             return self._eager(f"{MAX_CLASSES} signatures are compiled already")
         varying = with_varying(self.levels, values, self.small)
-        if varying is not None:  # what is compiled stays as it is
+        if varying is not None:  # specialisations that exist stay valid
             self.levels = varying
             return None
         floats = {
@@ -396,7 +396,7 @@ class Region:
             try:
                 host, orders = self._host_code(trace, binding, results, values)
             except ViewFails as why:
-                return self._eager(f"a view of what lies otherwise: {why.__cause__}")
+                return self._eager(f"a view that does not fit the strides: {why.__cause__}")
             gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False, orders)
@@ -430,7 +430,7 @@ class Region:
             differences=differences(facts, earlier),
             machine=binding.machine,
             room=as_index(0) if host is None else room_bytes(host.program),
-            little=self._eager_bytes(trace, host, binding),
+            eager_bytes=self._eager_bytes(trace, host, binding),
         )
 
     def _eager_bytes(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
@@ -449,8 +449,8 @@ class Region:
         """Return the host code, and the memory orders of its outputs."""
         records = bool(binding.wanted)
         host = self._host(trace, binding, results, records)
-        says_how = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
-        plain = not says_how and is_plain(self.block.ops[self.start : trace.stop])
+        has_format = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
+        plain = not has_format and is_plain(self.block.ops[self.start : trace.stop])
         if (binding.is_contiguous and plain) or host.is_empty:
             return host, host_code.NO_ORDERS
         orders = orders_of(self._again(trace, binding, host), host.outputs, values)
@@ -489,9 +489,9 @@ class Region:
         if trace.stop == len(self.block.ops):
             return host_code.Layouts(leaving=leaving)
         op = self.block.ops[trace.stop]
-        asked = set(op.operands) if reads_layout(op) else set[Value]()
-        asked_of = [trace.env[v] for v in results if v in asked]
-        return host_code.Layouts(leaving=leaving, asked=asked_of)
+        operands = set(op.operands) if reads_layout(op) else set[Value]()
+        inspected = [trace.env[v] for v in results if v in operands]
+        return host_code.Layouts(leaving=leaving, inspected=inspected)
 
     def _gradient(self, host: HostCode, binding: Binding) -> Gradient | None:
         """Return the backward pass, None if no output carries a gradient."""

@@ -1,16 +1,13 @@
 """Decides whether kernels that were planned for small sizes must be replanned for large ones.
 
-A plan is chosen for the sizes of the first call. If all values are small, it may store a value of
-pairs. At larger sizes the same kernels would store it, too, however large it is.
-
-    planned at 64 x 50, called at 8000 x 6000:    199 MB, where a plan for these sizes takes 19 MB
-
-A kernel for a GPU may hold an axis in full, which is then longer than a program has room for.
-
-    planned for 40 columns, called with 2000:     more shared memory than there is
-
 In: the memory of two plans at the current sizes. Out: whether to split the signature, and where.
-Inputs and outputs are the measure of a size.
+
+    planned at 64 x 50, called at 8000 x 6000:    199 MB, a plan for these sizes takes 19 MB
+    planned for 40 columns, called with 2000:     more shared memory than the GPU has
+
+A plan for small sizes may store a value of pairs, which is too large at other sizes. A kernel for a
+GPU may hold an axis in full, which may be too long at other sizes. Sizes are compared by the bytes
+of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -27,10 +24,10 @@ from lowtide.texpr.sizes import evaluate
 
 OUTGROWN: Final = "sizes have outgrown the kernels planned for smaller ones"
 TOO_WIDE: Final = "a size has outgrown what kernels planned for a smaller one can hold"
-GROWN: Final = 4  # times what it was planned for: sooner no other plan is looked for
-GROWN_AGAIN: Final = 1.25  # times where it was found to suit
-_SPARE_BYTES: Final = 4 << 20  # beyond inputs and outputs: less than this is not worth a compile
-_WORTH: Final = 0.75  # another plan must need no more than this part
+GROWN: Final = 4  # times the planned sizes: another plan is searched only from here on,
+GROWN_AGAIN: Final = 1.25  # and from so many times the largest sizes at which none was searched
+_SPARE_BYTES: Final = 4 << 20  # beyond inputs and outputs: less is not worth a compilation
+_WORTH: Final = 0.75  # another plan must need at most this share of memory or time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,14 @@
-"""Writes results of a region into the memory of operands that end with it.
+"""Finds operands of a region that die with it, whose memory its results may take.
 
-In: a region's specialisation, its kernels, the values of a call. Out: `Dying` operands, which the
-kernels may overwrite if only the program refers to them; `ownership` decides that when the region
-is about to run.
+In: a region's specialisation, its kernels, the values of a call. Out: `Dying` operands. The kernels
+overwrite one if no other reference to it exists; `ownership` checks this before the region runs.
 
-    y = conv2d(x, w)            y: made by an op of this block, let go after the next region
-    z = relu(y * a)             z over y, if a count of references says that y is known here only
+    y = conv2d(x, w)            y: made by an op of this block, dead after the next region
+    z = relu(y * a)             z over y, if the reference counts show that nobody else has y
 
-A dry run decides the same with its meta tensors, so that its account is that of the run. A dry run
-calls no Python code of the user. So a value that was passed to such code, which might have stored
-it, is never a candidate.
+A dry run decides the same with its meta tensors, so its peak is that of the run. A dry run does not
+call the user's Python code. So a value that was passed to such code, which might have stored it, is
+never a candidate.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ def owned(ops: Sequence[Op], pos: int) -> frozenset[Value]:
 
 def dying(
     spec: Specialisation, entry: Entry, live_ins: Sequence[Value], owned: frozenset[Value],
-    handed_out: frozenset[Value],
+    returned: frozenset[Value],
 ) -> Dying | None:  # fmt: skip
     """Return those of `owned` that are dead after the kernels have read them and are large enough.
-    `handed_out`: results of the block, if the region ends it."""
+    `returned`: results of the block, if the region ends it."""
     host = spec.host
     if host is None or host.may_fail_after or spec.executable is None or not owned:
         return None
-    gone = {*spec.dead} - (handed_out if spec.finished else frozenset())
+    gone = {*spec.dead} - (returned if spec.finished else frozenset())
     names: dict[int, str] = {}
     for name, place in _alone_at(spec.places).items():
         if live_ins[place] not in owned & gone or place in host.reads_after:
@@ -68,7 +67,7 @@ def _alone_at(places: Mapping[str, Place]) -> dict[str, int]:
 
 def _is_saved(spec: Specialisation, name: str) -> bool:
     g = spec.gradient
-    return g is not None and name in g.kept_inputs and name not in g.in_place_of
+    return g is not None and name in g.saved_inputs and name not in g.in_place_of
 
 
 def _bytes(spec: Specialisation, entry: Entry, name: str) -> int:

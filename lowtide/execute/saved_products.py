@@ -1,7 +1,7 @@
-"""The op `recalled`: in a recomputed section, a PyTorch product whose result was saved.
+"""Runs the op `recalled`: in a recomputed section, a PyTorch product whose result was saved.
 
-In: the saved result, and the op's operands. Out: its results, with their place in the graph:
-PyTorch records the op as usual, and only the kernel that computes the product is skipped.
+In: the saved result, and the op's operands. Out: its results. PyTorch records the op in its graph,
+but the kernel that computes the product is skipped.
 
     %y = recalled(%kept)
       block():
@@ -38,7 +38,7 @@ def _added_to(made: Tensor, _: Tensor, a: Tensor, *__: Any) -> int:
     return _of_matrices(made, a)
 
 
-# The products that are known here, and their floating-point operations.
+# The products that can be saved, and their floating-point operations.
 _FLOPS: Final[Mapping[object, Callable[..., int]]] = {
     _ATEN.convolution: _of_a_convolution,
     _ATEN.mm: _of_matrices,

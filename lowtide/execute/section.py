@@ -1,10 +1,10 @@
-"""The op `section`: a part of a program that runs in chunks of an axis, or of a loop's steps.
+"""Runs the op `section`: a part of a program in chunks of an axis, or of a loop's steps.
 
-In: the op, the values of its operands, and what runs its block. Out: its results.
+In: the op, the values of its operands, and functions that run its blocks. Out: its results.
 
-If gradients are recorded, only the operands are saved. The backward pass recomputes a chunk, with
-the same random numbers, and then its gradient (as in Chen et al., "Training Deep Nets with
-Sublinear Memory Cost"). Chunks for whose values there is room are not recomputed.
+If gradients are recorded, only the operands are saved. The backward pass recomputes each chunk,
+with the same random numbers, and then its gradient (as in Chen et al., "Training Deep Nets with
+Sublinear Memory Cost"). Chunks whose values fit into the budget are not recomputed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from lowtide.torch_private.tensors import is_view, storage_of
 
 SECTION: Final = "section"
 _CUT_SHORT: Final = (
-    "lowtide: a backward pass that was cut short has written over tensors that this one needs; "
-    "call the function again, or go backward with retain_graph=True the first time"
+    "lowtide: a backward pass that was interrupted has overwritten tensors that this one needs; "
+    "call the function again, or pass retain_graph=True to the first backward()"
 )
 
 
@@ -51,15 +51,15 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, section: Chunks, *values: Any) -> tuple[Any, ...]:
         ctx.section = section
-        kept = set(section.counters)  # what is saved may not have been written meanwhile
+        counters = set(section.counters)  # written later, which PyTorch forbids for saved tensors
         ctx.others = [
-            v if k in kept or not isinstance(v, Tensor) else None for k, v in enumerate(values)
+            v if k in counters or not isinstance(v, Tensor) else None for k, v in enumerate(values)
         ]
         ctx.random = Generators.of(values)
         ctx.autocast = Autocast.now()
         ctx.rules = ownership.rules()
         ctx.set_materialize_grads(False)
-        ctx.is_spent = False  # whether the backward pass has begun to write over what is saved
+        ctx.is_spent = False  # whether a backward pass has begun to overwrite saved tensors
         section.keeps = True
         section.carrying = [carries_gradient(v) for v in values]
         given = {storage_of(v) for v in values if isinstance(v, Tensor)}
@@ -68,10 +68,10 @@ class _Recomputed(torch.autograd.Function):
                 results = section.stand_ins(values)
             else:
                 results = section.forward([_detached(v) for v in values])
-                results = [_handed_out(r, given) for r in results]
+                results = [_result(r, given) for r in results]
         updated = set(section.updated)
         tensors = [
-            v if isinstance(v, Tensor) and k not in kept and k not in updated else None
+            v if isinstance(v, Tensor) and k not in counters and k not in updated else None
             for k, v in enumerate(values)
         ]
         ctx.save_for_backward(*tensors, *section.kept())
@@ -93,12 +93,12 @@ class _Recomputed(torch.autograd.Function):
         count = len(others)
         values = [x if x is not None else o for x, o in zip(saved[:count], others, strict=True)]
         wanted = [bool(n) for n in ctx.needs_input_grad[1:]]
-        random, casts = ctx.random.again(values), ctx.autocast.again()
+        random, casts = ctx.random.restored(values), ctx.autocast.restored()
         with (
             random,
             casts,
             watching.aside(),
-            ownership.under(ctx.rules),  # a rehearsal's, which has ended by now
+            ownership.under(ctx.rules),  # of the forward pass, such as a dry run's
         ):
             if torch.is_grad_enabled() or torch_state.in_transform(cotangents):
                 return None, *section.differentiable(values, wanted, cotangents)
@@ -114,7 +114,7 @@ def _detached(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _handed_out(value: Any, given: Set[int]) -> Any:
+def _result(value: Any, given: Set[int]) -> Any:
     """Return a result. A view of the section's own memory becomes a plain tensor, which may be
     changed in place; a view of an operand stays one, which PyTorch refuses to change."""
     if not isinstance(value, Tensor):

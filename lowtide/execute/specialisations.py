@@ -1,6 +1,6 @@
-"""Compiled forms of a region: a specialisation for a signature, an entry for exact sizes.
+"""The compiled forms of a region: a specialisation for a signature, an entry for exact sizes.
 
-Split(s0 - 101 >= 0)          two signatures told apart by a question about sizes
+Split(s0 - 101 >= 0)          two signatures that a question about sizes separates
   yes: Specialisation         ops [start, stop) for one signature
   no:  Specialisation
 Entry(spec, z=[1000], sizes=[1000], run)
@@ -21,7 +21,7 @@ from lowtide.runtime import ownership
 from lowtide.specialise.abstract import Place
 from lowtide.texpr.index import Index, as_index
 
-_ENV: Final = 1  # the driver's environment has the value, too, until the region has run
+_ENV: Final = 1  # references by the driver's environment, until the region has run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Dying:
         return tuple(n for k, n in self.names.items() if ownership.is_alone(values, k, _ENV))
 
 
-Taken = tuple[tuple[str, str], ...]  # results, and the inputs in whose memory they lie
+Taken = tuple[tuple[str, str], ...]  # results, and the inputs whose memory they take
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,9 +48,9 @@ class Specialisation:
     `unsaved`: inputs of which the backward pass needs a copy. `differences`: from the nearest
     specialisation compiled before it. `room`: bytes of inputs and outputs. `suits`: these bytes at
     the largest sizes for which no better plan than `executable` was found. `looked`: the same at
-    the largest sizes for which none was searched. `little`: bytes of all values, if PyTorch is as
-    fast when these are few. `over`: like `run`, with results written over dead operands (`reuse`),
-    by which operands these are.
+    the largest sizes for which none was searched. `eager_bytes`: bytes of all values, if PyTorch
+    is as fast when these are few. `over`: like `run`, with results written over dead operands
+    (`reuse`), by these operands.
     """
 
     stop: int
@@ -73,7 +73,7 @@ class Specialisation:
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
     room: Index = field(default_factory=lambda: as_index(0))
-    little: Index | None = None
+    eager_bytes: Index | None = None
     suits: int = 0
     looked: int = 0
     over: dict[Taken, Callable[..., tuple[Any, ...]]] = field(
@@ -88,7 +88,7 @@ class Specialisation:
 
 @dataclass(slots=True, eq=False)
 class Split:
-    """Two signatures, told apart by whether `index >= 0`."""
+    """Two signatures; the first is for sizes with `index >= 0`."""
 
     index: Index
     yes: Node | None = None

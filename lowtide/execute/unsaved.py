@@ -1,4 +1,4 @@
-"""Finds inputs that a region's backward pass reads although PyTorch's would not.
+"""Finds inputs that the backward pass of a region reads, but that of PyTorch does not.
 
 In: a function that runs the ops in PyTorch, the region's gradient, the live-ins of a call. Out:
 names of inputs.
@@ -7,8 +7,8 @@ names of inputs.
     q.add_(1)                the caller's write, which raises no error in PyTorch
     y.sum().backward()
 
-Such an input is copied in the forward pass, if it is the caller's and wants no gradient itself: a
-queue, a mask, a target. The ops are run on meta tensors, and a hook sees what they save.
+Such an input (a queue, a mask, a target) is copied in the forward pass, if the caller may write it
+and it wants no gradient. The ops run on meta tensors, and a hook notes the tensors that they save.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def unsaved(
     """Return the names of such inputs; none if PyTorch cannot tell without the data, or only by
     running a whole loop. `lent`: values that the caller may write."""
     candidates = [
-        n for n in gradient.kept_inputs
+        n for n in gradient.saved_inputs
         if n not in gradient.wanted and live_ins[places[n].position] in lent
     ]  # fmt: skip
     if not candidates or any(map(_has_loop, eager.ops)):
@@ -54,7 +54,7 @@ def unsaved(
             given = [_without_data(v) for v in values]
             with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
                 made = eager(given)
-    except Exception:  # whatever it is, PyTorch says so when the region is run
+    except Exception:  # PyTorch raises it, if it matters, when the region runs
         return frozenset()
     del made
     stands = {n: item(given[places[n].position], places[n].path) for n in candidates}

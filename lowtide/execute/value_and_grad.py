@@ -6,9 +6,8 @@ Out: a Program that also gives the gradients for the cotangent 1. The backward p
 
     loss = cross_entropy(x @ w.T, y)     x @ w.T in strips: loss, dx, dw     backward: dx*g, dw*g
 
-It pays if the backward pass would recompute a long product of pairs, which is the rule by which
-`tile/strips` cuts. A loss whose gradient is never taken then costs as much as with its gradient,
-except under `torch.no_grad`.
+The combined Program is used if the backward pass would recompute a long product of pairs, that is,
+if `tile/strips` cuts. Then a loss costs as much as with its gradient, except under `torch.no_grad`.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def value_and_grad(
     if product(diff.shape(output)).const != 1 or not _has_product_of_pairs(program, diff, hints):
         return None
     made = autodiff.backward(diff, wanted, {output: tuple(as_index(0) for _ in diff.shape(output))})
-    # For the cotangent 1, gradients of float16 underflow: losses are scaled against that.
+    # Gradients in float16 may underflow for the cotangent 1; loss scaling avoids that.
     if made.scatters or any(diff.dtype(n) is dtypes.f16 for n in made.gradients):
         return None
 

@@ -7,8 +7,8 @@ A kernel is an exported C function that takes one pointer, to an array of 8-byte
     slot 1   int64_t             how many threads the pool has
     slot 2…  the kernel's own    pointers, int64 sizes and strides, doubles, in the order of `fmt`
 
-`fmt` has one character a slot: P an address, q an int64, d a double. Always in native byte order.
-C code below is free of headers, so that it compiles in no time and for any target.
+`fmt` has one character for each slot: P an address, q an int64, d a double, in native byte order.
+The C code below includes no headers, so it compiles fast and for any target.
 """
 
 from __future__ import annotations

@@ -1,24 +1,23 @@
 """The arena: reuses mapped memory for outputs and work memory, on huge pages.
 
 In: shape, dtype, strides. Out: an uninitialised CPU tensor, of PyTorch's own kind.
-Large tensors lie in blocks of anonymous memory, 2 MiB-aligned and on huge pages where the system
-has them. When a tensor dies, its block returns to the pool; the next tensor of about that size
+Large tensors have blocks of anonymous memory, 2 MiB-aligned and on huge pages if the system has
+them. When a tensor dies, its block returns to the pool, and the next tensor of about that size
 takes it. A new block of 256 MB costs 150 ms of page faults, a reused one nothing.
 
     t = empty((4096, 4096), torch.float32)      # a miss: 64 MiB mapped
     del t                                       # stats().cached_bytes == 64 MiB
     u = empty((4000, 4000), torch.float32)      # a hit: the same block
 
-Work memory, which a kernel needs while it runs, has blocks of its own. Any block that is large
-enough serves, and a larger one replaces a free one, so that all kernels together hold what one of
-them needs.
+The work memory of a running kernel has blocks of its own. Any block that is large enough is used,
+and a larger one replaces a free one, so all kernels together hold the memory of one.
 
-Invariant: a tensor's block has at most a quarter more bytes than requested. Free blocks never
-hold more than `Config.arena_cap_bytes`; those freed longest ago are unmapped first. A tensor may
-outlive the pool.
-One difference from torch.empty: the storage of a large tensor cannot grow, like that of a tensor
-from numpy. `resize_` to more elements, or `out=` with too small a tensor, raises. Views, `set_`,
+Unlike with torch.empty, the storage of a large tensor cannot grow, as with tensors from numpy.
+`resize_` to more elements, or `out=` with too small a tensor, raises. Views, `set_`,
 `share_memory_`, pickling and copies work.
+Invariant: a tensor's block has at most a quarter more bytes than requested. Free blocks together
+have at most `Config.arena_cap_bytes`; those freed longest ago are unmapped first. A tensor may
+outlive the pool.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ import torch
 from lowtide import config
 from lowtide.torch_private.tensors import storage_of
 
-# Below this, malloc's own reuse is as warm, and torch.empty costs the same time.
+# Below this size, malloc reuses memory as well, and torch.empty costs the same time.
 SMALL_BYTES = 1 << 20
 SMALL_SCRATCH_BYTES = 1 << 16
 _HUGE_PAGE_BYTES = 2 << 20
@@ -55,8 +54,8 @@ _CPU = torch.device("cpu")
 class ArenaStats:
     """Bytes and counts of the pool at one moment.
 
-    `in_use_bytes`: asked for by what is alive; `peak_in_use_bytes`: its most since `reset_peak`;
-    `reserved_bytes`: mapped, in use or not; `cached_bytes`: free and kept warm.
+    `in_use_bytes`: requested for tensors that are alive; `peak_in_use_bytes`: its maximum since
+    `reset_peak`; `reserved_bytes`: mapped, in use or not; `cached_bytes`: free but still mapped.
     """
 
     reserved_bytes: int
@@ -69,13 +68,13 @@ class ArenaStats:
     trims: int = 0  # free blocks that were unmapped, to keep to the cap or by `empty_cache`
 
     def __str__(self) -> str:
-        """One figure a line."""
+        """Return a text with one figure a line."""
         lines = [f"{name:<18}{getattr(self, name):>16,}" for name in self.__slots__]
         return "\n".join(lines)
 
 
 class _Block:
-    """A piece of mapped memory. It is unmapped when the last reference to it goes."""
+    """A piece of mapped memory. It is unmapped when the last reference to it dies."""
 
     __slots__ = (
         "address",
@@ -89,9 +88,9 @@ class _Block:
     )
 
     def __init__(self, block_bytes: int) -> None:
-        """Maps the memory. Raises OSError if there is none."""
+        """Map the memory. Raises OSError if there is none."""
         is_huge = block_bytes >= _HUGE_PAGE_BYTES and _HUGE_ADVICE is not None
-        # Only address space: what alignment skips is never touched.
+        # The bytes that alignment skips cost address space only, since nothing touches them.
         slack_bytes = _HUGE_PAGE_BYTES if is_huge else 0
         self.mapping = _map_pages(block_bytes + slack_bytes)
         probe = ctypes.c_char.from_buffer(self.mapping)
@@ -101,7 +100,7 @@ class _Block:
         self.address = begin + skipped_bytes
         self.block_bytes = block_bytes
         self.asked_bytes = 0
-        self.freed = 0  # which give-back of all it was: tells the oldest
+        self.freed = 0  # number of blocks freed before it, to find the oldest
         self.is_pooled = True
         self.is_for_work = False
         self.new_lease: Callable[[], Any] | None = None  # made for the first tensor
@@ -113,31 +112,31 @@ class _Block:
 def _map_pages(nbytes: int) -> mmap.mmap:
     if not _CAN_MAP:  # Windows
         return mmap.mmap(-1, nbytes)
-    # Private, not shared as Python's default is: after a fork the child has its own copy.
+    # Private, not shared as Python's default: after a fork, the child has its own copy.
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def class_bytes(asked_bytes: int) -> int:
-    """The size of the block that serves a request: at most a quarter more, in whole pages.
+    """Return the size of the block for a request: at most a quarter more, in whole pages.
 
-    Sizes go in four steps from each power of two to the next, so that a request that shrinks or
-    grows a little finds the block of the one before.
+    There are four sizes from each power of two to the next, so that a request of a slightly other
+    size finds the block of the one before.
     """
     step_bytes = max((1 << (asked_bytes - 1).bit_length()) >> 3, _PAGE_BYTES)
     return -(-asked_bytes // step_bytes) * step_bytes
 
 
 class _Pool:
-    """The free blocks by size class, and the account of all.
+    """The free blocks by size class, and the counts of all blocks (the account).
 
     A finalizer may run at any line of Python, also inside `take` on the same thread. So it never
-    waits: it leaves its block in `_returned`, an atomic deque, and whoever is at the account books
-    it, or does so on leaving. The lock may be entered twice by one thread, and `_busy` tells: then
-    the inner one, say a finalizer that computes, keeps off the account.
+    waits: it puts its block into `_returned`, an atomic deque. The thread that has the account
+    books the block, at the latest when it leaves the account. A thread may enter the lock twice;
+    then `_busy` is set, and the inner call, such as a finalizer's, does not use the account.
     """
 
     def __init__(self) -> None:
-        self._cap_bytes = -1  # not known yet: importing this file reads no settings
+        self._cap_bytes = -1  # unknown until the first use: an import reads no settings
         self._lock = threading.RLock()
         self._busy = False
         self._returned: deque[_Block] = deque()
@@ -152,13 +151,13 @@ class _Pool:
         self._misses = 0
         self._trims = 0
         self.observer: Callable[[int, int], None] | None = None
-        self.is_tight = False  # whether no more is mapped than has been in use at once
-        self.storages: dict[int, int] = {}  # by address of a block, whose tensor is alive
+        self.is_tight = False  # see `keep_tight`
+        self.storages: dict[int, int] = {}  # of live tensors, by the address of the block
         self._held_for_fork = False
-        self._is_failing = False  # nothing is kept, until something new could be mapped
+        self._is_failing = False  # whether free blocks are unmapped at once: see `fail`
 
     def take(self, asked_bytes: int, is_for_work: bool = False) -> _Block:
-        """A block of at least `asked_bytes` > 0. Raises OSError if the system has no memory."""
+        """Return a block of at least `asked_bytes` > 0. Raises OSError if there is no memory."""
         block_bytes = class_bytes(asked_bytes)
         block = None
         with self._lock:
@@ -189,7 +188,7 @@ class _Pool:
         return block
 
     def give_back(self, block: _Block) -> None:
-        """Takes a block back. Safe anywhere: in finalizers, on any thread, at exit."""
+        """Free a block. Safe anywhere: in finalizers, on any thread, at exit."""
         if (observer := self.observer) is not None:
             observer(block.address, -block.asked_bytes)
         self.storages.pop(block.address, None)
@@ -199,14 +198,14 @@ class _Pool:
                 self._settle()
 
     def shrink(self, limit_bytes: int) -> None:
-        """Unmaps free blocks, those freed longest ago first, until `limit_bytes` are left."""
-        with self._account() as is_ours:
-            if is_ours:
+        """Unmap free blocks, those freed longest ago first, until `limit_bytes` are left."""
+        with self._account() as is_outermost:
+            if is_outermost:
                 self._shrink(limit_bytes)
 
     def fail(self) -> None:
-        """The system has no memory: what is free goes back, and so does what a call that ends by it
-        still holds."""
+        """Unmap all free blocks, since the system has no memory. Until a block is mapped again,
+        freed ones are unmapped at once, such as those of the call that fails."""
         self._is_failing = True
         self.shrink(0)
 
@@ -215,8 +214,8 @@ class _Pool:
         self.shrink(cap_bytes)
 
     def reset_peak(self) -> None:
-        with self._account() as is_ours:
-            if is_ours:
+        with self._account() as is_outermost:
+            if is_outermost:
                 self._peak_in_use_bytes = self._in_use_bytes
 
     def stats(self) -> ArenaStats:
@@ -235,10 +234,11 @@ class _Pool:
 
     @contextlib.contextmanager
     def _account(self) -> Generator[bool, None, None]:
-        """The account, up to date; False if this thread is at it already, further out."""
+        """Enter the account, and bring it up to date. Yields False, and does nothing, if an outer
+        call of this thread has the account."""
         with self._lock:
-            is_ours = not self._busy
-            if is_ours:
+            is_outermost = not self._busy
+            if is_outermost:
                 self._busy = True
                 try:
                     self._book_returned()
@@ -256,9 +256,9 @@ class _Pool:
         block = self._map(block_bytes)
         self._is_failing = False
         block.asked_bytes = asked_bytes
-        with self._account() as is_ours:
-            block.is_pooled = is_ours
-            if is_ours:
+        with self._account() as is_outermost:
+            block.is_pooled = is_outermost
+            if is_outermost:
                 self._misses += 1
                 self._reserved_bytes += block_bytes
                 self._in_use_bytes += asked_bytes
@@ -269,7 +269,7 @@ class _Pool:
         try:
             return _Block(block_bytes)
         except (OSError, OverflowError, ValueError):
-            self.fail()  # perhaps our own free blocks are in the way
+            self.fail()  # unmapping free blocks may make room
         try:
             return _Block(block_bytes)
         except (OverflowError, ValueError) as fault:
@@ -280,9 +280,9 @@ class _Pool:
             self._cap_bytes = config.current().arena_cap_bytes
 
     def _settle(self) -> None:
-        """Books what was returned, unless somebody is at the account: he does it on leaving."""
+        """Book returned blocks, unless a thread has the account: it does so on leaving."""
         while self._returned and self._lock.acquire(blocking=False):
-            if self._busy:  # this thread, further out
+            if self._busy:  # an outer call of this thread has the account
                 self._lock.release()
                 return
             try:
@@ -292,10 +292,10 @@ class _Pool:
                 self._busy = False
                 self._lock.release()
 
-    # What follows needs the account: the lock, and `_busy` set by this caller.
+    # The caller of these has the account: the lock, and `_busy` set.
 
     def _book_returned(self) -> None:
-        """Moves returned blocks to the free ones, and keeps to the cap."""
+        """Move returned blocks to the free ones, and unmap what exceeds the cap."""
         self._read_cap()
         while self._returned:
             block = self._returned.popleft()
@@ -319,15 +319,15 @@ class _Pool:
             self._unmap(min(all_free, key=lambda free: free[0].freed).popleft())
 
     def _unmap(self, block: _Block) -> None:
-        """Of a block that is among the free ones no more."""
+        """Unmap a block that has been removed from the free ones."""
         self._cached_bytes -= block.block_bytes
         self._reserved_bytes -= block.block_bytes
         self._trims += 1
         block.mapping.close()
 
     def _warm_for_work(self, least_bytes: int) -> _Block | None:
-        """The smallest free block that is large enough; if there is none, what will be mapped is in
-        the place of the largest."""
+        """Return the smallest free block that is large enough. If there is none, unmap the largest,
+        which the new block replaces."""
         free = self._free_for_work
         fits = [block for block in free if block.block_bytes >= least_bytes]
         if not free:
@@ -340,7 +340,7 @@ class _Pool:
         return None
 
     def before_fork(self) -> None:
-        """Waits until nobody is at the account, so that it is not copied half booked."""
+        """Wait until no thread has the account, so that the child's copy is consistent."""
         self._held_for_fork = self._lock.acquire(timeout=1.0)
 
     def after_fork_in_parent(self) -> None:
@@ -352,7 +352,7 @@ class _Pool:
         self._lock = threading.RLock()
         self._busy = False
         self._held_for_fork = False
-        self.shrink(0)  # to write to free blocks would first copy the parent's bytes
+        self.shrink(0)  # a write to a free block would first copy the parent's bytes
 
 
 _pool = _Pool()
@@ -366,41 +366,41 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Lease:
-    """Mixed into a ctypes array over one block: what PyTorch holds as the owner of the memory."""
+    """Mixed into a ctypes array over one block, which PyTorch holds as the owner of the memory."""
 
     __slots__ = ()
     block: _Block
 
-    # Bound now: at exit the names of this file may go before the last tensor does.
+    # A default argument, since at exit the names of this file may die before the last tensor.
     def __del__(self, give_back: Callable[[_Block], None] = _pool.give_back) -> None:
         give_back(self.block)
 
 
 def _lease_maker(block: _Block) -> Callable[[], Any]:
-    """What makes leases of a block. A type for each block: an instance then needs no fields."""
+    """Return the maker of a block's leases. Each block has a type, so leases need no fields."""
     array: Any = ctypes.c_char * block.block_bytes
     lease: Any = type("Lease", (_Lease, array), {"__slots__": (), "block": block})
     return functools.partial(lease.from_address, block.address)
 
 
 class Scratch:
-    """Work memory, uninitialised, at `address`, aligned to a page; free again when this dies."""
+    """Uninitialised work memory at `address`, aligned to a page, which this object owns."""
 
     __slots__ = ("_block", "_spare", "address", "nbytes")
 
     def __init__(self, nbytes: int) -> None:
-        """Raises what torch.empty raises if there is no memory."""
+        """Take the memory. Raises the error of torch.empty if there is none."""
         self._block = None
         self.nbytes = nbytes
         try:
             self._block = _pool.take(max(nbytes, 1), is_for_work=True)
             self.address = self._block.address
-        except OSError:  # the C library's heap may have some where nothing can be mapped
+        except OSError:  # the heap of the C library may still have memory
             self._spare = _torch_empty((nbytes + _PAGE_BYTES,), torch.uint8, None)
             self.address = -(-self._spare.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
 
     def data_ptr(self) -> int:
-        """The address, under the name that tensors have for it."""
+        """Return the address, as tensors do."""
         return self.address
 
     def __del__(self, give_back: Callable[[_Block], None] = _pool.give_back) -> None:
@@ -409,8 +409,8 @@ class Scratch:
 
 
 class SmallScratch(threading.local):
-    """Work memory of SMALL_SCRATCH_BYTES at `address`, aligned to a page, one for each thread and
-    for good: a kernel on a few elements is done before a block has been found."""
+    """Work memory of SMALL_SCRATCH_BYTES at `address`, aligned to a page. Each thread keeps its own
+    for good, since finding a block takes longer than a kernel on a few elements."""
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(SMALL_SCRATCH_BYTES + _PAGE_BYTES)
@@ -420,10 +420,10 @@ class SmallScratch(threading.local):
 def empty(
     shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """An uninitialised CPU tensor of `shape`; `strides` in elements, row-major if None.
+    """Return an uninitialised CPU tensor of `shape`; `strides` in elements, row-major if None.
 
-    From `SMALL_BYTES` up its memory is the arena's, aligned to 2 MiB; it cannot be resized to more.
-    Raises what torch.empty raises, also where the system has no memory.
+    From `SMALL_BYTES` on, the arena owns its memory, aligned to 2 MiB; it cannot be resized to
+    more. Raises the errors of torch.empty, also if there is no memory.
     """
     elements = math.prod(shape) if strides is None else _span(shape, strides)
     nbytes = elements * dtype.itemsize
@@ -432,7 +432,7 @@ def empty(
     try:
         block = _pool.take(nbytes)
     except OSError:
-        return _torch_empty(shape, dtype, strides)  # so that the error is PyTorch's own
+        return _torch_empty(shape, dtype, strides)  # which raises PyTorch's own error
     if block.new_lease is None:
         block.new_lease = _lease_maker(block)
     made = _tensor_over(block.new_lease(), elements, shape, dtype, strides)
@@ -451,7 +451,7 @@ def _tensor_over(
     if numpy_dtype is None:  # bfloat16 and the like
         flat = torch.frombuffer(lease, dtype=dtype, count=elements)
         shaped = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
-        return shaped.data  # not a view of anything, as far as autograd knows
+        return shaped.data  # no view for autograd
     if strides is None:
         return _torch.from_numpy(_ndarray(shape, numpy_dtype, lease))
     steps = tuple(stride * dtype.itemsize for stride in strides)
@@ -459,66 +459,63 @@ def _tensor_over(
 
 
 def has_made(x: torch.Tensor) -> bool:
-    """Whether the storage of a tensor is one that `empty` made, over a block: what numpy makes of
-    such a tensor, and a tensor of that, have the address, too."""
+    """Whether `empty` made the storage of a tensor. The address alone does not show it: a tensor
+    made by way of numpy has the address, too."""
     return _pool.storages.get(x.data_ptr()) == storage_of(x)
 
 
 def scratch(nbytes: int) -> Scratch:
-    """Work memory of at least `nbytes`, warm if as much was in use before.
-
-    Raises what torch.empty raises if there is no memory. Keep the object while a kernel uses the
-    address.
-    """
+    """Return work memory of at least `nbytes`; keep the object while a kernel uses its address.
+    Raises the error of torch.empty if there is no memory."""
     return Scratch(nbytes)
 
 
 def empty_cache() -> None:
-    """Gives all free blocks back to the system."""
+    """Return all free blocks to the system."""
     _pool.shrink(0)
 
 
 def fail() -> None:
-    """Somebody else got no memory: all free blocks go back to the system, and those in use as soon
-    as they are free, until the arena is asked for memory again."""
+    """Return all free blocks to the system, since another allocation failed. Until the next new
+    block, freed blocks are returned at once, too."""
     _pool.fail()
 
 
 def stats() -> ArenaStats:
-    """The account of the arena; tensors under `SMALL_BYTES` are not in it."""
+    """Return the counts of the arena, without tensors under `SMALL_BYTES`."""
     return _pool.stats()
 
 
 def memory_stats() -> ArenaStats:
-    """What the warm memory of all compiled programs together holds: its cap, bytes mapped, in use
-    and free, the most in use, and how often a block was found, made and given up."""
+    """Return counts of the arena, which all compiled programs share: its cap, bytes mapped, in use
+    and free, the peak in use, and how often a block was reused, mapped and unmapped."""
     return _pool.stats()
 
 
 def set_observer(observer: Callable[[int, int], None] | None) -> None:
-    """Has `observer(address, nbytes)` called for each block that is handed out, and with minus its
-    bytes when it comes back, on whichever thread, in finalizers too; None ends that."""
+    """Call `observer(address, nbytes)` for each block that is taken, and with minus its bytes when
+    it is freed, on any thread, in finalizers too; None ends this."""
     _pool.observer = observer
 
 
 def reset_peak() -> None:
-    """Starts `peak_in_use_bytes` anew from what is in use now."""
+    """Set `peak_in_use_bytes` to the bytes in use now."""
     _pool.reset_peak()
 
 
 def set_cap_bytes(cap_bytes: int) -> None:
-    """Sets the most bytes kept warm, and unmaps what is over; `Config.arena_cap_bytes` at first."""
+    """Set the maximum of free bytes, first `Config.arena_cap_bytes`; unmap what exceeds it."""
     _pool.set_cap(cap_bytes)
 
 
 def keep_tight() -> None:
-    """From now on free blocks are unmapped before another is mapped, as far as what is mapped would
-    else be more than has been in use at once. Plans under a budget ask for that."""
+    """From now on, unmap free blocks before mapping a new one, so that no more is mapped than the
+    peak in use. Plans under a budget call it."""
     _pool.is_tight = True
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last of a strided tensor, both counted."""
+    """Return the number of elements from the first to the last of a strided tensor, inclusive."""
     if 0 in shape:
         return 0
     return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
@@ -532,10 +529,10 @@ def _torch_empty(
     return torch.empty_strided(shape, strides, dtype=dtype, device=_CPU)
 
 
-# Through numpy a tensor is made with its shape at once, in 2 µs; by frombuffer and view in 4.5.
+# numpy makes a tensor with its shape in 2 µs; frombuffer and view take 4.5 µs.
 _numpy_dtypes: dict[torch.dtype, Any] = {}
 _ndarray: Any = None
-# `from_numpy` is looked up at each call: dispose scopes put theirs in its place to see tensors.
+# `from_numpy` is looked up at each call, since dispose scopes replace it to see tensors.
 _torch: Any = torch
 
 
@@ -543,7 +540,7 @@ def _find_numpy() -> None:
     global _ndarray
     try:
         numpy: Any = importlib.import_module("numpy")
-        _torch.from_numpy(numpy.empty(1))  # raises where torch was built for another numpy
+        _torch.from_numpy(numpy.empty(1))  # raises if torch was built for another numpy
     except (ImportError, RuntimeError):
         return
     _ndarray = numpy.ndarray

@@ -1,10 +1,10 @@
-"""Launches kernels of blocks: by Triton on a GPU, or by its interpreter on the CPU.
+"""Launches block kernels: by Triton on a GPU, or by its interpreter on the CPU.
 
 In:  the source of a module (`codegen/triton/module`), the name of a function in it.
-Out: a `BlockKernel`, called with the number of programs, then what the function takes.
+Out: a `BlockKernel`: `kernel(programs, reach, *tensors, *sizes, *numbers, **widths)` launches it.
 
 Triton is imported when the first kernel is made. `runtime/cubins` compiles and launches kernels on
-a GPU; `runtime/interpreter_functions` adds functions that the interpreter lacks.
+a GPU; `runtime/interpreted` runs them on the CPU.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from torch import Tensor
 
 from lowtide.errors import BackendError
 
-SLACK = 1 << 16  # by which a block may stand out beyond the end
-MOST_PROGRAMS = (1 << 31) - 1  # of a launch: what CUDA counts along a grid's first axis
-LARGE = 1 << 31  # bytes of a tensor, or a place: then places are counted in 64 bits
+SLACK = 1 << 16  # by which a block may reach past the end of an axis
+MOST_PROGRAMS = (1 << 31) - 1  # of a launch: CUDA's limit for the first axis of a grid
+LARGE = 1 << 31  # bytes of a tensor, or an index, from which on indices have 64 bits
 
-_refused: dict[str, str] = {}  # why, by the source of a module
+_refused: dict[str, str] = {}  # by the source of a module: why it cannot be loaded
 
 
 def power(n: int) -> int:
-    """The least power of two that is not less; 16 at least, as products of blocks take no less."""
+    """Return the least power of two >= n, at least 16, which products of blocks need."""
     return max(1 << max(n - 1, 0).bit_length(), 16)
 
 
 @functools.cache
 def missing() -> str:
-    """Why there is no Triton here, and what to do; "" if it can be imported."""
+    """Return why Triton cannot be imported, and what to do; "" if it can."""
     if importlib.util.find_spec("triton") is None:
         return "kernels for GPUs need Triton: pip install triton"
     try:
         for name in ("triton.compiler", "triton.language"):
             importlib.import_module(name)
-    except Exception as error:  # whatever a damaged one, or one of another time, raises
+    except Exception as error:  # a damaged or incompatible Triton may raise anything
         return (
-            f"kernels for GPUs need Triton, and that which is installed cannot be imported "
+            f"kernels for GPUs need Triton, but the installed one cannot be imported "
             f"({_in_short(error)}): pip install --force-reinstall triton"
         )
     return ""
@@ -56,39 +56,39 @@ def missing() -> str:
 
 @functools.cache
 def warn_missing() -> None:
-    """Warns once that PyTorch runs what kernels for GPUs would."""
+    """Warn once that PyTorch runs calls with CUDA tensors."""
     warnings.warn(
-        f"{missing()}. PyTorch runs what is called with CUDA tensors instead",
+        f"{missing()}. PyTorch runs calls with CUDA tensors instead",
         RuntimeWarning,
         stacklevel=2,
     )
 
 
 def version() -> str:
-    """Triton's."""
+    """Return the version of Triton."""
     import triton
 
     return getattr(triton, "__version__", "of an unknown version")
 
 
 def identity(device: torch.device | None) -> str:
-    """What a kernel's time depends on beside its text: the GPU, and the version of Triton."""
+    """Return what a kernel's time depends on, except its text: the GPU and Triton's version."""
     is_gpu = device is not None and device.type == "cuda"
     gpu = torch.cuda.get_device_name(device) if is_gpu else "interpreter"
     return f"{gpu} triton {version()}"
 
 
 def load(source: str, interpreted: bool) -> dict[str, Any]:
-    """The functions of a module, by name. Raises BackendError without Triton; KernelFault, with one
-    warning, where it is one that lacks what the module needs."""
+    """Return the functions of a module by name. Raises BackendError without Triton, and KernelFault
+    with one warning if this Triton cannot load the module."""
     if missing():
         raise BackendError(f"{missing()}, or run without lowtide on this device")
     if source not in _refused:
         try:
             return _loaded(source, interpreted)
         except Exception as error:
-            _refused[source] = f"the Triton that is installed lacks something: {_in_short(error)}"
-            _tell(_refused[source])
+            _refused[source] = f"the installed Triton cannot load a module: {_in_short(error)}"
+            _warn(_refused[source])
             raise KernelFault(_refused[source]) from error
     raise KernelFault(_refused[source])
 
@@ -118,11 +118,11 @@ def _loaded(source: str, interpreted: bool) -> dict[str, Any]:
 
 
 class KernelFault(Exception):
-    """A kernel cannot be launched; nothing was written. PyTorch must run what it stands for."""
+    """A kernel cannot be launched; it has written nothing. PyTorch must run its ops."""
 
 
 class _Recording(threading.local):
-    """`on`: this thread records a graph of our own, see `runtime/graphs`."""
+    """`on`: whether this thread records a graph of Lowtide's, see `runtime/graphs`."""
 
     on = False
 
@@ -132,12 +132,12 @@ RECORDING = _Recording()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a function takes, in order: tensors, sizes, numbers, `more`, then constants.
+    """The parameters of a function, in order: tensors, sizes, numbers, `more`, then constants.
 
-    `pointers`: Triton's types of the tensors; `dividing`: of each size, whether memory is strided
-    by it, so that it helps to know it a multiple of 16; `numbers`: how many, all float64; `more`:
-    Triton's types of other integers and pointers; `warps`: of each program; `stages`: steps of a
-    sweep that are under way at once; `widths`: how many of the constants a launch names."""
+    `pointers`: Triton's types of the tensors. `dividing`: for each size, whether it is a factor of
+    strides, so that code for multiples of 16 is faster. `numbers`: their number, all float64.
+    `more`: Triton's types of further integers and pointers. `warps`: of each program. `stages`:
+    steps of a sweep that overlap. `widths`: number of constants that a launch gives by name."""
 
     pointers: tuple[str, ...]
     dividing: tuple[bool, ...]
@@ -148,15 +148,15 @@ class Taken:
     more: tuple[str, ...] = ()
 
     def types(self, wide: bool) -> list[str]:
-        """Triton's types of all that is no constant."""
+        """Return Triton's types of all parameters except constants."""
         sizes = ["i64" if wide else "i32" for _ in self.dividing]
         numbers = ["fp64" for _ in range(self.numbers)]
         return [*self.pointers, *sizes, *numbers, *self.more]
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for. `wide`: places are counted in 64 bits; `multiples`: which of
-    tensors and sizes are known to be multiples of 16, as bits."""
+    """What a kernel is compiled for. `wide`: indices have 64 bits. `multiples`: a bit for each
+    parameter that is a multiple of 16."""
 
     device: torch.device
     wide: bool
@@ -171,21 +171,21 @@ class BlockKernel(ABC):
     def __init__(self, function: Any, taken: Taken) -> None:
         self.function = function
         self.taken = taken
-        self.faults: dict[Form, str] = {}  # why it was refused
+        self.faults: dict[Form, str] = {}  # the reasons of refusals
 
     def __call__(self, programs: int, reach: int, *given: Any, **widths: int) -> None:
-        """Launches so many programs on the current stream of the tensors' device. `reach`: the
-        largest place that they count. Raises KernelFault, see `launch`."""
+        """Launch the programs on the current stream of the tensors' device. `reach`: an upper bound
+        of their indices. Raises KernelFault, see `launch`."""
         if programs == 0:
             return
         count = len(self.taken.pointers)
         tensors: Sequence[Tensor] = given[:count]
-        handed = [t.data_ptr() for t in tensors]
-        handed += given[count:]
+        arguments = [t.data_ptr() for t in tensors]
+        arguments += given[count:]
         sizes: Sequence[int] = given[count : count + len(self.taken.dividing)]
         wide = is_wide(reach, sizes, [t.untyped_storage().nbytes() for t in tensors])
-        form = self.form(tensors[0].device, wide, handed, tuple(widths.values()))
-        self.launch(programs, form, handed)
+        form = self.form(tensors[0].device, wide, arguments, tuple(widths.values()))
+        self.launch(programs, form, arguments)
 
     def form(
         self,
@@ -194,58 +194,58 @@ class BlockKernel(ABC):
         like: Sequence[Any],
         widths: tuple[int, ...],
     ) -> Form:
-        """The form for what is handed over, or for values of which that are multiples."""
+        """Return the form for arguments, or for common divisors of the arguments of launches."""
         return Form(device, wide, precision(), widths, self._multiples(like))
 
-    def launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
-        """Launches so many programs in a form that suits what is handed over: addresses of tensors,
-        sizes, numbers.
+    def launch(self, programs: int, form: Form, arguments: Sequence[Any]) -> None:
+        """Launch the programs. `form`: valid for the arguments, which are addresses of tensors,
+        sizes and numbers.
 
-        Raises KernelFault where the compiler or the driver refuses it, with one warning."""
+        Raises KernelFault, with a warning, if the compiler or the driver refuses the kernel."""
         if self.faults and form in self.faults:
             raise KernelFault(self.faults[form])
         if programs == 0:
             return
-        if programs > MOST_PROGRAMS:  # fewer may be launched in the same form
+        if programs > MOST_PROGRAMS:  # not in `faults`: a later launch may have fewer
             fault = f"a kernel for {form.device} has {programs} programs, CUDA launches 2**31 - 1"
-            _tell(fault)
+            _warn(fault)
             raise KernelFault(fault)
         try:
-            self._launch(programs, form, handed)
+            self._launch(programs, form, arguments)
         except (torch.OutOfMemoryError, KernelFault):
             raise
         except Exception as error:
-            if RECORDING.on:  # what cannot be recorded may yet be launched
+            if RECORDING.on:  # outside of a recording, the launch may succeed
                 raise
             fault = f"a kernel for {form.device} is refused: {_in_short(error)}"
-            if "out of memory" not in fault:  # there was no room for its code, now
+            if "out of memory" not in fault:  # there may be memory for the kernel's code later
                 self.faults[form] = fault
-            _tell(fault, remedy(fault))
+            _warn(fault, remedy(fault))
             raise KernelFault(fault) from error
 
     @abstractmethod
     def _multiples(self, like: Sequence[Any]) -> int:
-        """See `Form`."""
+        """Return the bits of `Form.multiples`."""
 
     @abstractmethod
-    def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None: ...
+    def _launch(self, programs: int, form: Form, arguments: Sequence[Any]) -> None: ...
 
 
 def constants(form: Form) -> tuple[Any, ...]:
-    """The constants of a function, in order."""
+    """Return the constants of a function, in order."""
     import triton.language as tl
 
     return (*form.widths, tl.int64 if form.wide else tl.int32, form.precision)
 
 
 def is_wide(reach: int, sizes: Iterable[int], nbytes: Iterable[int]) -> bool:
-    """Must places be counted in 64 bits? `nbytes`: of the tensors."""
+    """Whether indices need 64 bits. `nbytes`: of the tensors."""
     return max(reach + SLACK, *sizes, *nbytes) >= LARGE
 
 
 _UPDATE = "update NVIDIA's driver, or install a build of PyTorch for an older CUDA"
 _BUILD = "Triton compiles a file in C: `apt install gcc python3-dev`, or name a compiler in CC"
-_REMEDIES = {  # by what Triton, its C compiler and the driver say
+_REMEDIES = {  # by texts in the messages of Triton, its C compiler and the driver
     "C compiler": _BUILD,
     "CalledProcessError": _BUILD,
     "libcuda": "Triton did not find NVIDIA's driver: install it, then run `ldconfig` as root",
@@ -257,11 +257,11 @@ _REMEDIES = {  # by what Triton, its C compiler and the driver say
 
 
 def remedy(fault: str) -> str:
-    """What to do about a refusal by what it says; "" where that tells nothing."""
-    return next((what for said, what in _REMEDIES.items() if said in fault), "")
+    """Return what to do about a refusal with this message, "" if unknown."""
+    return next((what for text, what in _REMEDIES.items() if text in fault), "")
 
 
-def _tell(fault: str, what_to_do: str = "") -> None:
+def _warn(fault: str, what_to_do: str = "") -> None:
     what_to_do = what_to_do or "`lowtide doctor` tests driver and Triton"
     warnings.warn(f"{fault}; PyTorch runs it instead. {what_to_do}", RuntimeWarning, stacklevel=3)
 
@@ -272,6 +272,6 @@ def _in_short(error: Exception) -> str:
 
 
 def precision() -> str:
-    """What torch says of products of float32. (`allow_tf32` raises where the user has said it by
-    `fp32_precision`; that has the answer however it was said.)"""
+    """Return the precision of float32 products that PyTorch is set to. (`allow_tf32` raises if the
+    user has set `fp32_precision`, which is right in both cases.)"""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"

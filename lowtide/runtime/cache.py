@@ -1,16 +1,17 @@
-"""The cache of compiled C on disk: a source is compiled once per machine, loaded once per process.
+"""Caches compiled C on disk: a source is compiled once per machine, loaded once per process.
 
-In: C source and a name. Out: the loaded library. An entry is found by its content:
+In: C source and a name. Out: the loaded library. The key of an entry is a hash of its content:
     key = sha256(source, compiler, flags, CPU)      kernels/<name>-<key>.so
     file = the library, sha256(key, library), 8 bytes of magic
-Invariant: a library is loaded only after its hash was checked, since a truncated one would kill
-the process. An entry appears whole or not at all (written to another file, then renamed), so that
-processes need no lock. A lock per entry only avoids compiling twice; it ends with its process, and
-waiting for it has a limit. A folder that is full, read-only or unsafe costs one warning and a
-compile in each process.
 
     load_library("int f(void) { return 7; }", "seven").f()      # 7; compiles
     load_library("int f(void) { return 7; }", "seven").f()      # 7; stats().memory_hits is one more
+
+An entry is written to another file and renamed, so it is complete, and processes need no lock. A
+lock per entry only avoids compiling twice. It ends with its process, and waiting for it has a
+limit. If the folder is full, read-only or unsafe, each process warns once and compiles anew.
+Invariant: a library is loaded only after its hash is checked, since a truncated one would crash the
+process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NO_ROOM = re.compile("No space left|quota exceeded|Read-only file system|Permis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheStats:
-    """What happened in this process: libraries compiled, read from disk, found in memory."""
+    """Counts of this process: libraries compiled, read from disk, found in memory."""
 
     compiles: int = 0
     disk_hits: int = 0
@@ -55,7 +56,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
-    """What is on disk: libraries, and bytes of them."""
+    """The libraries on disk: their number and bytes."""
 
     entries: int
     entry_bytes: int
@@ -68,10 +69,10 @@ _counting = threading.Lock()
 
 
 def load_library(source: str, name: str) -> ctypes.CDLL:
-    """The library compiled from the C text `source`. `name` only makes its file recognisable.
+    """Return the library of a C source. `name`: is part of its file name.
 
-    Raises BackendError, with the compiler's words and where the source was kept, if it does not
-    compile, if there is no compiler, or if the system refuses to load the result.
+    Raises BackendError, with the compiler's output and the path of the source, if it does not
+    compile, if there is no compiler, or if the system does not load the library.
     """
     compiler = toolchain.compiler()
     key = _key(source, compiler.identity)
@@ -84,7 +85,7 @@ def load_library(source: str, name: str) -> ctypes.CDLL:
 
 
 def load_libraries(sources: Sequence[str], name: str) -> list[ctypes.CDLL]:
-    """The libraries of several texts. As many C compilers run at the same time as there are CPUs.
+    """Return the libraries of several sources; as many compilers run in parallel as there are CPUs.
     Raises BackendError."""
     distinct = list(dict.fromkeys(sources))
     if len(distinct) > 1:
@@ -95,26 +96,24 @@ def load_libraries(sources: Sequence[str], name: str) -> list[ctypes.CDLL]:
 
 
 def stats() -> CacheStats:
-    """The counts so far in this process; they only grow."""
+    """Return the counts of this process; they only grow."""
     return _stats
 
 
 def path() -> str:
-    """The folder of the compiled libraries; one of this process alone if no other can be used."""
+    """Return the folder of the compiled libraries, private to the process if no other is usable."""
     return os.path.join(folder.trusted() or folder.private(), "kernels")
 
 
 def size() -> CacheSize:
-    """The libraries on disk, of all processes."""
+    """Return the size of the libraries on disk, of all processes."""
     entries = _entries(path())
     return CacheSize(entries=len(entries), entry_bytes=sum(entry[1] for entry in entries))
 
 
 def clear() -> CacheSize:
-    """Forgets all libraries, on disk and in this process, and returns what there was on disk.
-
-    Kernels that are in use, here or in other processes, go on working.
-    """
+    """Remove all libraries, on disk and in this process; return what was on disk. Kernels that are
+    in use, here or in other processes, still work."""
     removed = size()
     root = folder.trusted() or folder.private()
     for name in ("kernels", "failed", "targets", "locks"):
@@ -124,10 +123,8 @@ def clear() -> CacheSize:
 
 
 def evict(cap_bytes: int = CAP_BYTES) -> int:
-    """Removes the libraries that were not used for longest, until at most `cap_bytes` are left.
-
-    Returns the bytes removed. Leftovers of killed compilers go too, once they are an hour old.
-    """
+    """Remove the least recently used libraries until at most `cap_bytes` are left; return the bytes
+    removed. Also remove files of killed compilers after an hour."""
     root = folder.trusted()
     if root is None:
         return 0
@@ -138,7 +135,7 @@ def evict(cap_bytes: int = CAP_BYTES) -> int:
     for _, entry_bytes, file in entries:
         if removed >= excess:
             break
-        with contextlib.suppress(OSError):  # gone already; or in use, on Windows
+        with contextlib.suppress(OSError):  # removed by another process; or in use, on Windows
             os.unlink(file)
             removed += entry_bytes
     return removed
@@ -157,26 +154,26 @@ def _find_or_build(source: str, name: str, key: str, compiler: toolchain.Compile
     library = _open(file, key)
     if library is None:
         with _one_builder(root, key):
-            library = _loaded.get(key) or _open(file, key)  # built while we waited?
+            library = _loaded.get(key) or _open(file, key)  # another builder may have finished
             if library is None:
                 return _build_somewhere(root, source, label, key, compiler)
     _count(disk_hits=1)
-    _say(f"{label} found on disk ({key[:12]})")
+    _log(f"{label} found on disk ({key[:12]})")
     with contextlib.suppress(OSError):
-        os.utime(file)  # eviction goes by this time
+        os.utime(file)  # the time of last use, for eviction
     return library
 
 
 def _build_somewhere(
     root: str, source: str, label: str, key: str, compiler: toolchain.Compiler
 ) -> ctypes.CDLL:
-    """Compiles into `root`, or, where that has no room, into the folder of this process."""
+    """Compile into `root`, or into the folder of this process if that fails."""
     global _stores
     try:
         library = _build(root, source, label, key, compiler)
     except (OSError, _CannotLoadError) as fault:
         folder.warn_once(
-            f"a compiled kernel cannot be kept in {root}: {fault}; "
+            f"a compiled kernel cannot be stored in {root}: {fault}; "
             "each process compiles it anew. LOWTIDE_CACHE_DIR can name another folder"
         )
         return _build_privately(source, label, key, compiler)
@@ -197,19 +194,19 @@ def _build_privately(
 
 
 class _CannotLoadError(BackendError):
-    """The system does not load a library that compiled: say, the disk is mounted noexec."""
+    """The system does not load a compiled library, for instance from a disk mounted noexec."""
 
 
 def _build(
     root: str, source: str, label: str, key: str, compiler: toolchain.Compiler
 ) -> ctypes.CDLL:
-    """Compiles aside, seals, renames into place, loads. Raises OSError and BackendError."""
+    """Compile in a new folder, seal, rename into place, load. Raises OSError and BackendError."""
     file = _file(root, label, key)
     folder.subfolder(root, "kernels")
-    aside = tempfile.mkdtemp(prefix="build-", dir=root)
+    build_folder = tempfile.mkdtemp(prefix="build-", dir=root)
     try:
-        source_path = os.path.join(aside, f"{label}.c")
-        built = os.path.join(aside, f"{label}{_SUFFIX}")
+        source_path = os.path.join(build_folder, f"{label}.c")
+        built = os.path.join(build_folder, f"{label}{_SUFFIX}")
         with open(source_path, "w", encoding="utf-8") as text:
             text.write(source)
         begin_ns = time.perf_counter_ns()
@@ -218,15 +215,15 @@ def _build(
         except BackendError as fault:
             if _NO_ROOM.search(fault.compiler_output):
                 raise OSError(fault.compiler_output.strip()) from fault
-            kept = _keep_failed(root, source, label, key)
-            raise BackendError(fault.problem, fault.compiler_output, kept) from fault
+            failed = _store_failed(root, source, label, key)
+            raise BackendError(fault.problem, fault.compiler_output, failed) from fault
         spent_ns = time.perf_counter_ns() - begin_ns
         _seal(built, key)
         os.replace(built, file)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
     _count(compiles=1, compile_time_ns=spent_ns)
-    _say(f"{label} compiled in {spent_ns / 1e6:.0f} ms ({key[:12]})")
+    _log(f"{label} compiled in {spent_ns / 1e6:.0f} ms ({key[:12]})")
     try:
         return ctypes.CDLL(file)
     except OSError as fault:
@@ -238,14 +235,14 @@ def _file(root: str, label: str, key: str) -> str:
 
 
 def _seal(file: str, key: str) -> None:
-    """Appends the hash that `_open` checks; loaders ignore what follows the last section."""
+    """Append the hash that `_open` checks; loaders ignore bytes after the last section."""
     with open(file, "r+b") as library:
         digest = hashlib.sha256(key.encode() + library.read()).digest()
         library.write(digest + _MAGIC)
 
 
 def _is_whole(file: str, key: str) -> bool:
-    """True if the file is a library sealed under `key`. Raises OSError if it cannot be read."""
+    """Whether the file is a complete library sealed under `key`. Raises OSError."""
     with open(file, "rb") as library:
         data = library.read()
     trailer = _DIGEST_BYTES + len(_MAGIC)
@@ -258,36 +255,36 @@ def _is_whole(file: str, key: str) -> bool:
 
 
 def _open(file: str, key: str) -> ctypes.CDLL | None:
-    """The library of an entry; None if it is not there, not whole, or does not load."""
+    """Return the library of an entry, None if it is missing, damaged, or does not load."""
     try:
         if _is_whole(file, key):
             return ctypes.CDLL(file)
-        _say(f"{file} is damaged and is built again")
+        _log(f"{file} is damaged and is built again")
         os.unlink(file)
     except OSError:
         pass
     return None
 
 
-def _keep_failed(root: str, source: str, label: str, key: str) -> str:
-    """Keeps a source that does not compile, outside of what is removed; its path, or nothing."""
+def _store_failed(root: str, source: str, label: str, key: str) -> str:
+    """Store a source that does not compile, for the user; return its path, "" if that fails."""
     try:
         if root == folder.trusted():
-            kept = os.path.join(folder.subfolder(root, "failed"), f"{label}-{key[:12]}.c")
-            with open(kept, "w", encoding="utf-8") as file:
+            path = os.path.join(folder.subfolder(root, "failed"), f"{label}-{key[:12]}.c")
+            with open(path, "w", encoding="utf-8") as file:
                 file.write(source)
-            return kept
-        handle, kept = tempfile.mkstemp(prefix=f"lowtide-{label}-", suffix=".c")
+            return path
+        handle, path = tempfile.mkstemp(prefix=f"lowtide-{label}-", suffix=".c")
         with open(handle, "w", encoding="utf-8") as file:
             file.write(source)
-        return kept
+        return path
     except OSError:
         return ""
 
 
 @contextlib.contextmanager
 def _one_builder(root: str, key: str) -> Generator[None, None, None]:
-    """Holds the lock of `key` if that can be had in good time; goes on without it if not."""
+    """A context with the lock of `key`, or without it after `_LOCK_SECONDS` of waiting."""
     handle = _acquire(root, key)
     try:
         yield
@@ -299,7 +296,7 @@ def _one_builder(root: str, key: str) -> Generator[None, None, None]:
 def _acquire(root: str, key: str) -> int | None:
     try:
         import fcntl
-    except ImportError:  # Windows: work may be done twice
+    except ImportError:  # Windows: a source may be compiled twice
         return None
     try:
         file = os.path.join(folder.subfolder(root, "locks"), key[:2])  # 256 files at most
@@ -325,12 +322,12 @@ def _release(handle: int) -> None:
     import fcntl
 
     with contextlib.suppress(OSError):
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile holds it open too
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may have the file open, too
     os.close(handle)
 
 
 def _entries(kernels: str) -> list[tuple[float, int, str]]:
-    """Time of last use, bytes and path of every library in a folder."""
+    """Return time of last use, bytes and path of every library in a folder."""
     entries: list[tuple[float, int, str]] = []
     with contextlib.suppress(OSError), os.scandir(kernels) as files:
         for file in files:
@@ -342,7 +339,7 @@ def _entries(kernels: str) -> list[tuple[float, int, str]]:
 
 
 def _remove_stale(root: str) -> None:
-    """Removes what killed processes left half made, and sources that failed a while ago."""
+    """Remove the build folders of killed processes, and sources that failed an hour ago."""
     oldest = time.time() - _STALE_SECONDS
     for place in (root, os.path.join(root, "failed")):
         with contextlib.suppress(OSError), os.scandir(place) as files:
@@ -371,7 +368,7 @@ def _count(
         )
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     if config.current().debug.wants("cache"):
         print(f"lowtide cache: {message}", file=sys.stderr)
 

@@ -1,10 +1,12 @@
 """Chooses the faster of two implementations, measured once per class of sizes.
 
-In: two callables that write the same result. Out: which of them to run. Their bits differ, and
-measurements vary. So nothing is measured under `torch.use_deterministic_algorithms(True)`, and
-PyTorch's own implementation runs.
+In: two callables that write the same result; the second is PyTorch's. Out: one of them runs. Sizes
+with equal numbers of bits are a class.
 
-Sizes are of one class when they have the same number of bits.
+    [64, 64] @ [64, 64]: both run, three times each; then [100, 100] @ [100, 100]: the faster runs
+
+The two differ in bits, and measurements vary. So under `torch.use_deterministic_algorithms(True)`
+nothing is measured, and PyTorch's implementation runs.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ ROUNDS = 3
 
 
 class Choice:
-    """`names` of the two ways, for reports. `settle` waits until all that was begun on a device is
-    done, since on a GPU a call only begins it; it gives False where waiting is not allowed now."""
+    """`names`: of the two implementations, for reports. `settle`: waits until all work on a device
+    is done, since a GPU works asynchronously; returns False if it must not wait now."""
 
     __slots__ = ("_faster", "_settle", "names")
 
@@ -35,8 +37,8 @@ class Choice:
         first: Callable[[], object],
         second: Callable[[], object],
     ) -> None:
-        """Run the faster way, or both in turn, a few times, where that is not known yet; the
-        second, which is PyTorch's own, where the user wants the same bits each time."""
+        """Run the faster implementation. For a new class of sizes, run both in turn, a few times.
+        Run the second one in deterministic mode."""
         if torch.are_deterministic_algorithms_enabled():
             second()
             return
@@ -50,7 +52,7 @@ class Choice:
             (first, second)[found]()
 
     def measured(self) -> dict[tuple[int, ...], str]:
-        """What was found, by class of sizes."""
+        """Return the name of the faster implementation by class of sizes."""
         return {key: self.names[k] for key, k in self._faster.items()}
 
 

@@ -1,11 +1,12 @@
-"""Compiles kernels of blocks by Triton for a form of their arguments, and launches them.
+"""Compiles block kernels by Triton for a form of their arguments, and launches them.
 
 In:  a function of a module (`runtime/block_kernels`), its arguments.
-Out: `CompiledKernel`s; cubins.
+Out: `CompiledKernel`s, which cache code by form; cubins.
+
+    N = 1000 and N = 1001, x aligned to 16 bytes      one form, if N is in no stride
 
 Triton's own launch inspects every argument, and compiles anew for a size of 1 or a multiple of 16.
-Here a `Form` has only what matters for the code, so that few kernels are compiled. They are cached
-by form.
+A `Form` has only the facts that matter for the code, so fewer kernels are compiled.
 """
 
 from __future__ import annotations
@@ -27,18 +28,14 @@ from lowtide.runtime.block_kernels import (
     constants,
 )
 
-ALIGNED = 16  # bytes that a thread reads at once; of a size, elements of any dtype
-SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # that one program may have
+ALIGNED = 16  # bytes that a thread reads at once; elements, of a size
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # for one program, by capability
 
-
-_CAPTURED: dict[
-    int, Any
-] = {}  # kernels in users' CUDA graphs: code that these may launch is not unloaded
+# Kernels in users' CUDA graphs, which may launch them later: their code must not be unloaded.
+_CAPTURED: dict[int, Any] = {}
 
 
 class CompiledKernel(BlockKernel):
-    """See the base class."""
-
     def __init__(self, function: Any, taken: Taken) -> None:
         super().__init__(function, taken)
         self._made: dict[Form, tuple[Any, tuple[Any, ...]]] = {}
@@ -58,15 +55,15 @@ class CompiledKernel(BlockKernel):
                 found |= bit
         return found
 
-    def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
+    def _launch(self, programs: int, form: Form, arguments: Sequence[Any]) -> None:
         with torch.cuda.device(form.device):
             kernel, known = self._made.get(form) or self._compiled(form)
-            kernel[(programs, 1, 1)](*handed, *known)
+            kernel[(programs, 1, 1)](*arguments, *known)
             if torch.cuda.is_current_stream_capturing() and not RECORDING.on:
                 _CAPTURED[id(kernel)] = kernel
 
     def _compiled(self, form: Form) -> tuple[Any, tuple[Any, ...]]:
-        if torch.cuda.is_current_stream_capturing():  # the driver loads no code now
+        if torch.cuda.is_current_stream_capturing():  # the driver cannot load code meanwhile
             text = f"a kernel for {form.device} is not compiled, and a CUDA graph is being captured"
             warnings.warn(
                 f"{text}: PyTorch's ops are captured instead. Call the program once before, with "
@@ -82,7 +79,7 @@ class CompiledKernel(BlockKernel):
 
 
 def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) -> Any:
-    """What Triton makes of a function; `target`: for which GPU, the current one unless given."""
+    """Return the function compiled by Triton. `target`: the GPU, the current one if None."""
     import triton
     from triton.compiler import ASTSource
 
@@ -107,7 +104,7 @@ def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cubin:
-    """What a kernel became for one kind of GPU."""
+    """The machine code of a kernel for one GPU capability."""
 
     capability: int
     code: bytes
@@ -115,7 +112,7 @@ class Cubin:
 
 
 def cubin_for(function: Any, taken: Taken, form: Form, capability: int) -> Cubin:
-    """A function of a module for GPUs of a capability, 90 for an H100, on any machine."""
+    """Compile a function for a GPU capability, such as 90 for an H100. This needs no GPU."""
     from triton.backends.compiler import GPUTarget
 
     made = compile_form(function, taken, form, GPUTarget("cuda", capability, 32))

@@ -1,7 +1,7 @@
 """`lowtide doctor`: checks the machine.
 
-In: nothing. Out: a list of `Check`; each says what was found, and how to fix it. A check never
-raises: an exception inside becomes its finding.
+In: nothing. Out: a list of `Check`; each says what was found, and how to fix it. A check does not
+raise: an exception becomes its finding.
 
     [Check(name='compiler', ok=True, detail='gcc 12.2.0, /usr/bin/gcc', remedy=''), …]
 """
@@ -23,7 +23,7 @@ from lowtide.runtime import abi, block_kernels, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
-_GPU_DRIVER = "/proc/driver/nvidia/version"  # there where NVIDIA's driver is loaded
+_GPU_DRIVER = "/proc/driver/nvidia/version"  # exists if NVIDIA's driver is loaded
 
 _KERNEL = """
 typedef struct { int64_t *out; } lt_doctor;
@@ -49,7 +49,7 @@ def lowtide_doctor(p_out, INDEX: tl.constexpr, PRECISION: tl.constexpr):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. `remedy` is empty where there is nothing to do."""
+    """One finding. `remedy`: what to do, "" if nothing."""
 
     name: str
     ok: bool
@@ -58,7 +58,8 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """All findings, those that others rest on first. Compiles and runs one small kernel."""
+    """Return all findings; a check comes after those that it depends on. Compiles and runs one
+    small kernel."""
     named: list[tuple[str, Callable[[], Check]]] = [
         ("settings", _settings),
         ("torch", _torch),
@@ -81,7 +82,7 @@ def _guarded(name: str, check: Callable[[], Check]) -> Check:
         detail, _, _ = str(fault).partition(f"; {toolchain.OTHER}")
         remedy = toolchain.OTHER if detail != str(fault) else _remedy_of(name)
         return Check(name=name, ok=False, detail=detail, remedy=remedy)
-    except Exception as fault:  # of what is not ours, such as Triton
+    except Exception as fault:  # from other packages, such as Triton
         detail = f"{type(fault).__name__}: {fault}"
         return Check(name=name, ok=False, detail=detail, remedy=_remedy_of(name))
 
@@ -125,7 +126,7 @@ def _vectors() -> Check:
 
 
 def _kernel() -> Check:
-    """Compiles a kernel, past the cache, runs it on torch's threads, checks the result."""
+    """Compile a kernel without the cache, run it on torch's threads, check the result."""
     count = 4096
     stem = os.path.join(folder.private(), f"doctor-{time.time_ns()}")
     with open(f"{stem}.c", "w", encoding="utf-8") as source:
@@ -193,7 +194,7 @@ def _zig() -> Check:
 
 
 def _no_gpu() -> Check:
-    """Where the driver is loaded, there is a GPU that somebody wants to use."""
+    """Return the finding without a usable GPU; it is a fault if NVIDIA's driver is loaded."""
     import torch
 
     detail = "none that PyTorch can use; kernels run on the CPU"
@@ -239,7 +240,7 @@ def _gpu() -> Check:
 
 
 def blocks_fault(device: str) -> str:
-    """Why a small kernel for a GPU does not run there; "" if it does."""
+    """Return why a small kernel does not run on a GPU, "" if it does."""
     import torch
 
     from lowtide.runtime.cubins import CompiledKernel
@@ -259,7 +260,7 @@ def blocks_fault(device: str) -> str:
 
 
 def _triton_of_torch() -> str:
-    """The Triton that this PyTorch names."""
+    """Return the requirement of Triton in this PyTorch's metadata."""
     try:
         named = [x.partition(";")[0].strip() for x in requires("torch") or ()]
     except PackageNotFoundError:

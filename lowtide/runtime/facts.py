@@ -1,7 +1,7 @@
-"""Small facts on disk: the version of a compiler, the fastest schedule. Text by name.
+"""Stores small facts on disk, such as the version of a compiler or the fastest tiling.
 
-In: a kind of facts, a key. Out: what any process wrote under it; {} if there is nothing, or it is
-damaged. It never raises: a fact that cannot be stored is found anew by each process.
+In: a kind of facts, a key. Out: the texts, by name, that a process wrote under the key; {} if there
+are none, or the file is damaged. Nothing is raised: without a folder, each process measures anew.
 
     <cache_dir>/lowtide-1/<kind>/<key>.json
 """
@@ -18,7 +18,7 @@ from lowtide.runtime import folder
 
 
 def read(kind: str, key: str) -> dict[str, str]:
-    """The facts of a key."""
+    """Return the facts of a key."""
     root = folder.trusted()
     if not root:
         return {}
@@ -33,7 +33,7 @@ def read(kind: str, key: str) -> dict[str, str]:
 
 
 def write(kind: str, key: str, facts: Mapping[str, str]) -> None:
-    """Keeps the facts of a key for later processes."""
+    """Store the facts of a key for later processes."""
     root, temporary = folder.trusted(), ""
     if not root:
         return

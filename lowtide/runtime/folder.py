@@ -1,12 +1,13 @@
 """The folder for cached files: the user's cache folder if it can be trusted, else a private one.
 
-In: `Config.cache_dir`. Out: `trusted()`, a folder that outlives the process, or None; `private()`,
-a folder of this process alone, removed when it exits.
-Always: nobody but this user, and root, can put a file into either. Code is loaded from them.
+In:  `Config.cache_dir`. Out: `trusted()`, a folder that outlives the process, or None; `private()`,
+     a folder of this process alone, removed when it exits.
 
     <cache_dir>/lowtide-1/kernels/…   libraries        /failed/…   sources that did not compile
                          /targets/…   compiler facts   /locks/…    one file per lock
                          /tilings/…   the fastest ones, measured
+
+Invariant: only this user and root can put a file into either folder. Code is loaded from them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import warnings
 
 from lowtide import config
 
-_LAYOUT = "lowtide-1"  # another layout of files gets another number
+_LAYOUT = "lowtide-1"  # the number changes with the layout of the files
 _warned: set[str] = set()
 _private: tuple[int, str] | None = None  # process id, path
 
 
 def trusted() -> str | None:
-    """The folder of files that outlive the process; None, and one warning, if none is safe."""
+    """Return the folder of files that outlive the process. None, with one warning, if it is not
+    safe."""
     reason = fault()
     if reason is None:
         return os.path.join(config.current().cache_dir, _LAYOUT)
@@ -40,7 +42,7 @@ def trusted() -> str | None:
 
 
 def fault() -> str | None:
-    """Why the cache folder, which is made if it is not there, cannot be used; None if it can."""
+    """Return why the cache folder cannot be used, None if it can. A missing folder is made."""
     root = os.path.join(config.current().cache_dir, _LAYOUT)
     try:
         return _fault(root)
@@ -51,7 +53,7 @@ def fault() -> str | None:
 
 
 def private() -> str:
-    """A folder of this process alone, made at the first call. Raises OSError if that fails."""
+    """Return the folder of this process, made at the first call. Raises OSError if that fails."""
     global _private
     if _private is None or _private[0] != os.getpid():  # a forked child makes its own
         _private = (os.getpid(), tempfile.mkdtemp(prefix="lowtide-"))
@@ -59,14 +61,14 @@ def private() -> str:
 
 
 def warn_once(message: str) -> None:
-    """Warns, but not twice in the same words."""
+    """Show a warning, unless this process has shown it before."""
     if message not in _warned:
         _warned.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 def subfolder(root: str, name: str) -> str:
-    """The path of `root/name`, which is made if it is not there. Raises OSError."""
+    """Return the path of `root/name`. A missing folder is made. Raises OSError."""
     path = os.path.join(root, name)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -76,7 +78,7 @@ def subfolder(root: str, name: str) -> str:
 def _make(root: str) -> str | None:
     try:
         os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another process was quicker
+        with contextlib.suppress(FileExistsError):  # another process made it meanwhile
             os.mkdir(root, 0o700)
         return _fault(root)
     except OSError as error:
@@ -84,12 +86,12 @@ def _make(root: str) -> str | None:
 
 
 def _fault(root: str) -> str | None:
-    """Why others could put files into `root`, or None. Raises OSError if it cannot be looked at."""
+    """Return why others could put files into `root`, None if they cannot. Raises OSError."""
     inner = os.lstat(root)
     outer = os.stat(os.path.dirname(root))
     if not stat.S_ISDIR(inner.st_mode):
         return f"{root} is not a folder"
-    if sys.platform == "win32":  # a user's folder there is closed to others by its own list
+    if sys.platform == "win32":  # the access list of a user's folder closes it to others
         return None
     owners = (os.geteuid(), 0)
     if inner.st_uid not in owners or outer.st_uid not in owners:

@@ -1,6 +1,8 @@
-"""What PyTorch tells of a GPU, as plain numbers.
+"""The properties of a GPU, as plain numbers.
 
-In: the index of a device. Out: `Properties`; 0 for what this PyTorch does not tell.
+In:  the index of a device. Out: `Properties`; a number that this PyTorch does not report is 0.
+
+    properties(0)      Properties(name="NVIDIA H200", capability=90, sms=132, …)
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ class Properties:
 
 
 def properties(index: int) -> Properties | None:
-    """Of a device of this machine; None where there is none of that index."""
+    """Return the properties of a device, None if this machine has no device of that index."""
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         return None
     found = cast("object", torch.cuda.get_device_properties(index))
     return Properties(
         name=torch.cuda.get_device_name(index),
-        capability=10 * _told(found, "major") + _told(found, "minor"),
-        sms=_told(found, "multi_processor_count"),
-        shared_sm_bytes=_told(found, "shared_memory_per_multiprocessor"),
-        threads=_told(found, "max_threads_per_multi_processor"),
-        clock_khz=_told(found, "clock_rate"),
-        memory_clock_khz=_told(found, "memory_clock_rate"),
-        memory_bus_bits=_told(found, "memory_bus_width"),
+        capability=10 * _number(found, "major") + _number(found, "minor"),
+        sms=_number(found, "multi_processor_count"),
+        shared_sm_bytes=_number(found, "shared_memory_per_multiprocessor"),
+        threads=_number(found, "max_threads_per_multi_processor"),
+        clock_khz=_number(found, "clock_rate"),
+        memory_clock_khz=_number(found, "memory_clock_rate"),
+        memory_bus_bits=_number(found, "memory_bus_width"),
     )
 
 
-def _told(found: object, name: str) -> int:
+def _number(found: object, name: str) -> int:
     return getattr(found, name, 0)

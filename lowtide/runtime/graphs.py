@@ -1,15 +1,16 @@
-"""CUDA graphs: replays a sequence of launches as one.
+"""Records sequences of launches as CUDA graphs, and replays them.
 
-In:  a key of all that decides the launches, and a function that makes them. Out: they are launched.
+In:  a key of everything that the launches depend on, and a function that makes them. Out: they are
+     launched.
 
     the steps of an LSTM, 300 x 3 kernels    1st call   launched from Python
     in the same memory at each call          2nd        recorded, and launched as a graph
                                              later      launched as that graph
 
-PyTorch's allocator usually gives calls of the same sizes the same memory. Otherwise nothing is
-recorded. A graph holds launches only: nothing is allocated during recording. CUDA's driver takes
-some KB for each launch in a graph, outside of PyTorch's allocator. So their number is limited, and
-the graph that was launched longest ago is freed.
+PyTorch's allocator usually gives calls of the same sizes the same memory; otherwise nothing is
+recorded. A graph has launches only: nothing is allocated during recording. CUDA's driver needs some
+KB for each launch in a graph, outside of PyTorch's allocator. So their number is limited, and the
+graphs that were launched longest ago are freed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ import torch
 
 from lowtide.runtime.block_kernels import RECORDING
 
-FEWEST, MOST = 8, 1 << 13  # launches that are worth a graph, and those in all graphs
-REMEMBERED = 64  # keys
+FEWEST, MOST = 8, 1 << 13  # launches: the fewest for a graph, and the most in all graphs
+REMEMBERED = 64  # number of keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class Graphs:
     def launch(
         self, key: Hashable, device: torch.device, launches: int, launch: Callable[[], None]
     ) -> None:
-        """Calls `launch`, or has the GPU do again what it did when it was called with an equal
-        key. It makes about so many launches, and nothing else, on the current stream."""
+        """Call `launch`, or replay the graph of an earlier call with an equal key. `launch` makes
+        at most `launches` launches, and does nothing else, on the current stream."""
         if not FEWEST <= launches <= MOST or self._refused or _is_capturing(device):
             launch()
             return
@@ -66,12 +67,12 @@ class Graphs:
             seen.graph.replay()
 
     def clear(self) -> None:
-        """Gives all of them back."""
+        """Free all graphs."""
         with self._lock:
             self._seen.clear()
 
     def _recorded(self, device: torch.device, launch: Callable[[], None]) -> Any:
-        """A graph; None where the driver makes none: then no other is tried."""
+        """Return a graph, None if recording fails; then nothing is recorded any more."""
         try:
             graph: Any = torch.cuda.CUDAGraph()
             stream = torch.cuda.Stream(device)
@@ -83,13 +84,13 @@ class Graphs:
                 finally:
                     RECORDING.on = False
                     graph.capture_end()
-        except Exception:  # whatever it was: launched one by one, it is raised again if it matters
+        except Exception:  # a launch without recording raises it again, if it matters
             self._refused = True
             return None
         return graph
 
     def _remember(self, key: Hashable, seen: _Seen) -> None:
-        """As the latest; what was launched longest ago is forgotten where there is no room."""
+        """Note the launches as the latest; forget the oldest ones beyond the limits."""
         with self._lock:
             self._seen[key] = seen
             self._seen.move_to_end(key)
@@ -111,11 +112,11 @@ def _is_capturing(device: torch.device) -> bool:
 
 @contextmanager
 def _other_generator(device: torch.device) -> Generator[None]:
-    """PyTorch's generator of random numbers waits for a recording that has failed, and refuses to
-    draw outside of it: what is recorded here has a copy of its state."""
+    """A context in which the device's generator has a copy of its state. After a failed recording,
+    PyTorch's generator would refuse to draw, since it waits for the recording to end."""
     generators: tuple[Any, ...] = torch.cuda.default_generators
     generator = next((g for g in generators if g.device == device), None)
-    if generator is None:  # of a stand-in
+    if generator is None:  # a device of a test
         yield
         return
     state = generator.graphsafe_get_state()
@@ -127,8 +128,8 @@ def _other_generator(device: torch.device) -> Generator[None]:
 
 
 def _is_alone() -> bool:
-    """Does no other thread draw random numbers? PyTorch refuses these on a GPU for which a graph is
-    recorded. (The engine of backward passes has threads of its own; the one that waits for it draws
-    none.)"""
+    """Whether no other thread may draw random numbers, which PyTorch refuses on a GPU while a graph
+    is recorded. (The threads of autograd's engine are not counted: the main thread waits for them,
+    and draws none.)"""
     main = threading.main_thread()
     return all(t is main or t.daemon for t in threading.enumerate())

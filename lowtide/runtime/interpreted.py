@@ -1,6 +1,8 @@
-"""Kernels of blocks in Triton's interpreter, on tensors of the CPU.
+"""Runs block kernels in Triton's interpreter, on CPU tensors.
 
 In:  functions of a module (`runtime/block_kernels`). Out: `InterpretedKernel`s.
+
+    k0(programs=4, …)      the Python function runs four times, on numpy arrays as blocks
 """
 
 from __future__ import annotations
@@ -10,37 +12,35 @@ from typing import Any
 
 from lowtide.runtime.block_kernels import BlockKernel, Form, constants
 
-_INTEGERS = {"i1": "int1", "u8": "uint8", "i32": "int32", "i64": "int64"}  # elsewhere it says fp32
+_INTEGERS = {"i1": "int1", "u8": "uint8", "i32": "int32", "i64": "int64"}  # floats: the same name
 
 
 class InterpretedKernel(BlockKernel):
-    """See the base class."""
-
     def _multiples(self, like: Sequence[Any]) -> int:
-        return 0  # no code is made for that
+        return 0  # the interpreter has no use for it
 
-    def _launch(self, programs: int, form: Form, handed: Sequence[Any]) -> None:
+    def _launch(self, programs: int, form: Form, arguments: Sequence[Any]) -> None:
         types = self.taken.types(form.wide)
-        interpret(self.function, programs, types, handed, constants(form))
+        interpret(self.function, programs, types, arguments, constants(form))
 
 
 def interpret(
     function: Any,
     programs: int,
     types: Sequence[str],
-    handed: Sequence[Any],
+    arguments: Sequence[Any],
     constants: Sequence[Any],
 ) -> None:
-    """Runs so many programs one after another. `types`: Triton's, of what is handed over."""
+    """Run the programs one after another. `types`: Triton's types of the arguments."""
     made: list[Any] = []
-    for kind, x in zip(types, handed, strict=True):
+    for kind, x in zip(types, arguments, strict=True):
         is_pointer = kind.startswith("*")
         made.append(_pointer(kind, x) if is_pointer else _double(x) if kind == "fp64" else x)
     function[(programs,)](*made, *constants)
 
 
 def _pointer(kind: str, address: int) -> Any:
-    """The address of values of Triton's type "*fp32", say."""
+    """Return a pointer of Triton's type `kind`, such as "*fp32"."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -51,7 +51,7 @@ def _pointer(kind: str, address: int) -> Any:
 
 
 def _double(x: float) -> Any:
-    """A number as the interpreter takes it: it would round a Python float to float32."""
+    """Return a float64 number; the interpreter would round a Python float to float32."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle

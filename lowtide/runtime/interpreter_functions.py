@@ -1,6 +1,8 @@
-"""What Triton's interpreter lacks: PyTorch's functions stand in for libdevice.
+"""Functions that Triton's interpreter lacks, implemented by PyTorch and numpy.
 
-In:  nothing. Out: names that the scope of a module of blocks gets (`runtime/block_kernels`).
+In:  nothing. Out: names for the scope of a module of block kernels (`runtime/block_kernels`).
+
+    lib.exp(x)      torch.exp on the block's values, for CUDA's libdevice
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ _OTHER_NAMES = {"rint": torch.round}
 
 
 class _Functions:
-    """Stands where libdevice does in compiled kernels."""
+    """Has the functions of libdevice as attributes."""
 
 
 def stand_in() -> _Functions:
+    """Return the stand-in for libdevice."""
     found = _Functions()
     for name in _NAMES:
         setattr(found, name, _interpreted(getattr(torch, name)))
@@ -33,10 +36,9 @@ def stand_in() -> _Functions:
 
 
 def in_place_of_tritons() -> dict[str, Any]:
-    """Folds, which Triton has in a library that is not interpreted; roundings, which the
-    interpreter cuts off; products of blocks; comparisons of plain numbers, which it takes for
-    numbers; and ranges of plain numbers, which some versions have as arrays of one, and NumPy from
-    2.4 on takes none of these for an index."""
+    """Return replacements for functions of a module that the interpreter does not run, or gets
+    wrong: reductions; roundings, which it truncates; products of blocks; bools of plain numbers,
+    which it makes numbers; ranges of arrays of one number, which NumPy from 2.4 on refuses."""
     functions: dict[str, Callable[..., Tensor]] = {
         "sum": torch.sum,
         "prod": torch.prod,
@@ -54,7 +56,7 @@ def _range(*bounds: Any, **_: Any) -> range:
 
 
 def _dot(a: Any, b: Any, c: Any, precision: Any) -> Any:
-    """A product of blocks: the interpreter takes the bits of a bfloat16 for a number."""
+    """Return a product of blocks; the interpreter reads the bits of a bfloat16 as an integer."""
     import numpy as np
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -64,7 +66,7 @@ def _dot(a: Any, b: Any, c: Any, precision: Any) -> Any:
 
 
 def _widened(x: Any) -> Any:
-    """The numbers of a block, as numpy has them."""
+    """Return the values of a block as a numpy array."""
     import numpy as np
 
     if str(x.dtype) != "bf16":
@@ -80,7 +82,7 @@ def _flag(x: Any) -> Any:
 
 
 def _interpreted(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """A function of blocks, and of numbers after them, by one of PyTorch."""
+    """Return a function of blocks, followed by numbers, that calls a function of PyTorch."""
 
     def call(*given: Any) -> Any:
         import numpy as np

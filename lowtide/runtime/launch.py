@@ -1,7 +1,7 @@
-"""Calling compiled kernels: slots packed into one buffer, one foreign call, the GIL released.
+"""Calls compiled kernels: packs the slots into one buffer, and makes one foreign call without GIL.
 
-In: a loaded library, a symbol, and the kinds of its slots (`abi.py`).
-Out: a `Kernel`, called with the values of slots 2 and up; the first two are filled in here.
+In:  a loaded library, a symbol, and the kinds of its slots (`abi.py`).
+Out: a `Kernel`, called with the values of slots 2 and up; it fills in the first two.
 
     kernel = bind(library, "scale", "PPqd")
     kernel(out.data_ptr(), x.data_ptr(), x.numel(), 2.0)      # 2 µs, and the kernel's own time
@@ -24,7 +24,7 @@ from lowtide.runtime import abi
 
 @functools.cache
 def parallel_for_address() -> int:
-    """The address of `torch_parallel_for`, or 0 where this build of torch does not export it."""
+    """Return the address of `torch_parallel_for`, 0 if this build of torch does not export it."""
     for library in _torch_libraries():
         try:
             function = library.torch_parallel_for
@@ -35,7 +35,7 @@ def parallel_for_address() -> int:
 
 
 def _torch_libraries() -> list[ctypes.CDLL]:
-    """Handles that may know torch's symbols; all are libraries that torch has loaded already."""
+    """Return handles of libraries that torch has loaded, and that may have its symbols."""
     import os
     import sys
 
@@ -47,7 +47,7 @@ def _torch_libraries() -> list[ctypes.CDLL]:
     for path in (os.path.join(folder, name), None):
         try:
             found.append(ctypes.CDLL(path))
-        except (OSError, TypeError):  # no such file in this build; Windows takes no None
+        except (OSError, TypeError):  # no such file in this build; None is refused on Windows
             continue
     return found
 
@@ -55,8 +55,8 @@ def _torch_libraries() -> list[ctypes.CDLL]:
 class Kernel:
     """One compiled function. `kernel(*slots)` packs slots 2 and up, runs it, returns its int64.
 
-    `function` takes packed bytes, `pack` makes them from all slots, 0 and 1 among them, by
-    `layout`: generated drivers that launch many kernels may use these directly.
+    `function` takes packed bytes; `pack` makes these from all slots, 0 and 1 included, by `layout`.
+    Generated drivers use these directly.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Kernel:
         self._threads = torch.get_num_threads
 
     def __call__(self, *slots: int | float) -> int:
-        """Runs the kernel. `slots`: one value for each character of `fmt`; struct.error if not."""
+        """Run the kernel. `slots`: a value for each character of `fmt`. Raises struct.error."""
         return self.function(self.pack(self._parallel_for, self._threads(), *slots))
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class Kernel:
 
 
 def bind(library: ctypes.CDLL, symbol: str, fmt: str) -> Kernel:
-    """The exported function `symbol` of `library`, whose slots 2 and up have the kinds `fmt`.
+    """Return the function `symbol` of a library as a kernel. `fmt`: the kinds of slots 2 and up.
 
     Raises BackendError if there is no such symbol, ValueError if `fmt` has an unknown kind.
     """

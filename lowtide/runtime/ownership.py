@@ -1,8 +1,8 @@
 """Exclusive ownership: decides whether a kernel may overwrite a tensor's memory.
 
-In: a tensor that its holder no longer needs. Out: True only if all references to its memory are
-known: Python's, the tensor's uses in C++ (saved tensors, buffers of autograd's engine), and uses of
-its storage (views, detached tensors, numpy arrays made of it).
+In: a tensor that its holder no longer needs. Out: True only if no other reference to its memory
+exists: in Python, in C++ (saved tensors, buffers of autograd's engine), or to its storage (views,
+detached tensors, numpy arrays made of it).
 
     held = [conv(x)]
     is_alone(held, 0)               True
@@ -10,10 +10,8 @@ its storage (views, detached tensors, numpy arrays made of it).
     over(held[0], (4, 8))           another tensor in the same memory, with its values
 
 Memory from outside PyTorch (numpy, DLPack, a file, shared memory) is never overwritten, since its
-references are unknown; nor a GPU's, since another stream may still read it.
-
-The counts of a tensor without other references depend on the versions of Python and PyTorch, so
-they are measured on such a tensor.
+references are unknown. Nor is a GPU's memory, since another stream may still read it. The reference
+counts without other references depend on the versions of Python and PyTorch, so they are measured.
 """
 
 from __future__ import annotations
@@ -31,49 +29,49 @@ import torch
 from lowtide.runtime import arena
 from lowtide.torch_private.tensors import address, has_storage, use_count, uses_of_storage
 
-LEAST_BYTES = arena.SMALL_BYTES  # what is smaller is not worth the counting
+LEAST_BYTES = arena.SMALL_BYTES  # for smaller tensors, counting takes longer than an allocation
 
 Counts = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """`is_rehearsal`: whose meta tensors stand for others; `on_host`: for tensors of the CPU."""
+    """Which memory may be overwritten. `is_rehearsal`: meta tensors stand for real ones, as in a
+    dry run. `on_host`: they stand for CPU tensors."""
 
     on_host: bool = True
     is_rehearsal: bool = False
 
 
 def is_alone(held: Sequence[torch.Tensor], k: int, others: int = 0) -> bool:
-    """Whether `held[k]` is known to nobody but `held`, and to so many other references of the
-    caller's."""
+    """Whether `held[k]` has no references except by `held` and `others` ones of the caller."""
     references, *uses = _alone()
     return _is_whole(held[k], rules()) and _counts(held, k) == (references + others, *uses)
 
 
 def rules() -> Rules:
-    """Those of the call that this thread is in."""
+    """Return the rules of the call that this thread runs."""
     return _now.rules or _OF_A_RUN
 
 
 def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_watched: bool) -> bool:
-    """The same of one of the arguments of an autograd.Function's `backward`, asked there, of the
-    sequence that it got. `rules`: of the call whose backward pass it is; `is_watched`: whether a
-    hook of ours looks on, for which PyTorch holds the cotangents once more."""
+    """`is_alone` for an argument of an autograd.Function's `backward`; call it there. `rules`: of
+    the forward pass. `is_watched`: whether a hook of Lowtide is registered, for which PyTorch holds
+    another reference to each cotangent."""
     if not has_engine_alone(cotangents, k, is_watched):
         return False
     return _is_whole(cotangents[k], rules)
 
 
 def has_engine_alone(cotangents: Sequence[Any], k: int, is_watched: bool) -> bool:
-    """Whether nobody but autograd's engine has it, be its memory whose it may."""
+    """Whether only autograd's engine refers to the cotangent, whoever made its memory."""
     if not _is_large(cotangents[k]):
         return False
     return _counts(cotangents, k) == (_probes().watched if is_watched else _probes().given)
 
 
 def _is_large(x: Any) -> bool:
-    """Is it a tensor with memory, and worth the counting? A transform makes some without (vmap)."""
+    """Whether this is a large tensor with memory; transforms make some without (vmap)."""
     if type(x) is not torch.Tensor or x.numel() * x.itemsize < LEAST_BYTES:
         return False
     return has_storage(x)
@@ -82,15 +80,15 @@ def _is_large(x: Any) -> bool:
 def all_alone_in_backward(
     cotangents: Sequence[Any], rules: Rules, is_watched: bool
 ) -> tuple[int, ...]:
-    """The places of all of which that is so."""
+    """Return the positions of all cotangents with `is_alone_in_backward`."""
     return tuple(
         k for k in range(len(cotangents)) if is_alone_in_backward(cotangents, k, rules, is_watched)
     )
 
 
 def all_alone_as_saved(saved: Sequence[Any], rules: Rules) -> tuple[int, ...]:
-    """The places of what only that autograd.Function has saved whose `backward` asks, of the
-    sequence that it got. Where the graph is kept, it is needed again: that is not asked here."""
+    """Return the positions of saved tensors that only the running autograd.Function refers to.
+    `saved`: its `saved_tensors`. The caller checks that the graph is not retained."""
     return tuple(k for k in range(len(saved)) if _is_alone_as_saved(saved, k, rules))
 
 
@@ -101,8 +99,8 @@ def _is_alone_as_saved(saved: Sequence[Any], k: int, rules: Rules) -> bool:
 
 
 def over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A dense tensor of these sizes in the memory of `x`, which has as many elements: a tensor of
-    its own for autograd, no view."""
+    """Return a dense tensor of this shape in the memory of `x`, which has as many elements. For
+    autograd it is no view."""
     x = x.data
     if x.shape == shape and x.is_contiguous():
         return x
@@ -116,7 +114,7 @@ def over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 @contextlib.contextmanager
 def under(rules: Rules) -> Generator[None]:
-    """Inside, these are the rules, as a rehearsal has its own."""
+    """A context in which this thread has these rules."""
     before, _now.rules = _now.rules, rules
     try:
         yield
@@ -133,7 +131,7 @@ _OF_A_RUN = Rules()
 
 
 def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
-    """Is it a plain tensor that has all of its storage, and did PyTorch or the arena make that?"""
+    """Whether it is a plain tensor with all of its storage, which PyTorch or the arena made."""
     if type(x) is not torch.Tensor or x.layout is not torch.strided:
         return False
     if x.is_inference() is not torch.is_inference_mode_enabled() or x.is_conj() or x.is_neg():
@@ -150,20 +148,20 @@ def _counts(held: Sequence[torch.Tensor], k: int) -> Counts:
     storage = held[k].untyped_storage()
     uses = uses_of_storage(address(storage))
     in_cpp = use_count(held[k])
-    # whoever has the storage's object is no use of the storage
+    # A reference to the storage's Python object is not counted among the storage's uses.
     return sys.getrefcount(held[k]), in_cpp, sys.getrefcount(storage), uses
 
 
 @functools.cache
 def _alone() -> Counts:
-    """Of a tensor that one list has."""
-    return _elsewhere(lambda: _counts([torch.empty(1, device="cpu")], 0))
+    """Return the counts of a tensor that only a list refers to."""
+    return _on_new_thread(lambda: _counts([torch.empty(1, device="cpu")], 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probes:
-    """Counts in a backward pass: of a cotangent that only the engine has; the same where a hook
-    looks on; of what only the graph has saved."""
+    """Counts in a backward pass. `given`: of a cotangent that only the engine refers to. `watched`:
+    the same with a hook. `saved`: of a tensor that only the graph refers to."""
 
     given: Counts
     watched: Counts
@@ -172,13 +170,13 @@ class _Probes:
 
 @functools.cache
 def _probes() -> _Probes:
-    given, saved = _elsewhere(lambda: _probed(is_watched=False))
-    watched, _ = _elsewhere(lambda: _probed(is_watched=True))
+    given, saved = _on_new_thread(lambda: _probed(is_watched=False))
+    watched, _ = _on_new_thread(lambda: _probed(is_watched=True))
     return _Probes(given=given, watched=watched, saved=saved)
 
 
 def prepare() -> None:
-    """Finds out what counts are to be: outside of any backward pass."""
+    """Measure the counts, outside of any backward pass."""
     _alone()
     _probes()
 
@@ -189,13 +187,13 @@ def _probed(is_watched: bool) -> tuple[Counts, Counts]:
         x = torch.ones(2, device="cpu", requires_grad=True)
         y = cast("torch.Tensor", _Probe.apply(found, x * 1))
         if is_watched:
-            y.grad_fn.register_hook(_look_on)  # pyright: ignore
+            y.grad_fn.register_hook(_no_effect)  # pyright: ignore
         torch.autograd.grad((y * torch.ones(2, device="cpu")).sum(), [x])
     given, saved = found
     return given, saved
 
 
-def _look_on(*_: object) -> None:
+def _no_effect(*_: object) -> None:
     pass
 
 
@@ -213,10 +211,10 @@ class _Probe(torch.autograd.Function):
         return None, cotangents[0]
 
 
-def _elsewhere(ask: Any) -> Any:
-    """The answer of another thread, on which no mode is entered."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()))
+def _on_new_thread(run: Any) -> Any:
+    """Return the result of a function on a new thread, where no mode is active."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(run()))
     thread.start()
     thread.join()
-    return answers[0]
+    return results[0]

@@ -1,10 +1,11 @@
 """Tests a C compiler with four functions that some compilers get wrong.
 
-In: a library that the compiler made of `TEXT`, with the flags that kernels get.
-Out: `faults(path)`, a line for each function that computed something else; () for a sound compiler.
-Always: each function is valid C under those flags, and has gone wrong in some compiler without one.
+In:  a library that the compiler made from `TEXT`, with the flags of kernels.
+Out: `faults(path)`, a line for each function with a wrong result; () for a correct compiler.
 
     faults("probe.so")    ('it leaves out calls of functions that write to scratch memory',)
+
+Invariant: each function is valid C under these flags, and some compiler gets it wrong without one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import ctypes
 from lowtide.runtime import abi
 
 _FLOATS = 8192
-_RAN = 1 << 8  # that it ran at all
+_RAN = 1 << 8  # the bit that the probe sets if it runs
 
-# (what is wrong with a compiler that fails, in the order of the bits of the result)
+# The faults of a compiler, in the order of the result's bits.
 _FAULTS = (
     "it leaves out calls of functions that write to scratch memory",
     "it takes the overflow of an int for impossible",
@@ -24,9 +25,9 @@ _FAULTS = (
     "it rounds a*b+c once",
 )
 
-# `weighted` is the reduced form of a kernel that was split into functions: sums over rows with two
-# strides, read and written in one piece of scratch memory. gcc 12 writes its address as an offset
-# from null, ends the function there, and takes it for one without effect.
+# `weighted` is reduced from a kernel that was split into functions: sums over rows with two
+# strides, read from and written to one piece of scratch memory. gcc 12 rewrites its address as an
+# offset from null, concludes that the function ends there, and removes calls of it.
 TEXT = (
     abi.C_DECLARATIONS
     + """
@@ -63,14 +64,14 @@ LT_EXPORT int64_t lowtide_probe(void *scratch, int64_t rows, int64_t columns, in
 
 
 def faults(path: str) -> tuple[str, ...]:
-    """What the library at `path`, made of `TEXT`, computes wrongly. Raises OSError where the system
-    does not load it."""
+    """Return the faults of the library at `path`, compiled from `TEXT`. Raises OSError if the
+    system does not load it."""
     probe = ctypes.CDLL(path).lowtide_probe
     probe.restype = ctypes.c_int64
     integers = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
     probe.argtypes = (ctypes.c_void_p, *integers, ctypes.c_float)
     scratch = (ctypes.c_float * _FLOATS)(*[1.0] * _FLOATS)
-    # (1 + 2^-12)^2 is half a unit above 1 + 2^-11: rounded, it is that; unrounded, it is more.
+    # (1 + 2^-12)^2 is 1 + 2^-11 and half a unit in the last place, which rounding removes.
     found = probe(ctypes.addressof(scratch), 10, 2, 2**31 - 1, 1 + 2.0**-12)
     if not found & _RAN:
         return ("its functions return nothing",)

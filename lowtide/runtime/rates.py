@@ -1,13 +1,13 @@
-"""How fast this machine does matrix products: the library, and kernels of ours.
+"""The speed of matrix products on this machine: by PyTorch's library, and by kernels.
 
-In: the sizes of a product. Out: whether the library does it faster. The table has rates in
-multiplications and additions per nanosecond, for each dtype and class of shapes, and the rate of
-memory. `codegen/rates` measures it, once for a machine, a version of PyTorch, a compiler and a
-number of threads; it is kept on disk. Until it is measured, all products are ours.
+In: the sizes of a product. Out: whether the library is faster. The table has operations per
+nanosecond for each dtype and class of shapes, and bytes per nanosecond of memory.
 
     f32 large: library 95.1, kernels 121.8     f32 thin: library 11.2, kernels 9.7
 
-A wrong rate costs time; results have the same terms either way.
+`codegen/rates` measures the table once for a machine, a version of PyTorch, a compiler and a number
+of threads; it is stored on disk. Before that, kernels compute all products. A wrong rate costs time
+only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowtide.errors import BackendError
 from lowtide.runtime import facts, toolchain
 
 _FACTS: Final = "rates"
-LEAST_POINTS: Final = 1 << 18  # multiplications; fewer are done before the library is called
+LEAST_POINTS: Final = 1 << 18  # multiplications; with fewer, the call of the library takes longer
 _CALL_NS: Final = 4000.0  # a call of the library and its three views
 _THIN: Final = 32  # rows or columns
 _SMALL: Final = 1 << 24  # multiplications
@@ -57,7 +57,7 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """By dtype and class, see the module's text. `bytes_per_ns`: of memory that is read or
+    """Rates by dtype and class, such as "f32 large". `bytes_per_ns`: of memory that is read or
     written."""
 
     library: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -66,7 +66,7 @@ class Rates:
 
 
 def is_librarys(product: Sizes) -> bool:
-    """Does the library do it faster, with what is stored for it?"""
+    """Whether the library is faster, with the time to store its operands."""
     if product.points < LEAST_POINTS:
         return False
     fixed = config.current().products
@@ -82,7 +82,7 @@ def is_librarys(product: Sizes) -> bool:
 
 
 def class_of(product: Sizes) -> str:
-    """Its row of the table."""
+    """Return the row of a product in the table."""
     if min(product.rows, product.columns) < _THIN:
         shape = "thin"
     elif product.batch > 1:
@@ -96,7 +96,7 @@ _current: dict[int, Rates] = {}  # by the number of threads
 
 
 def current() -> Rates:
-    """The rates of this machine, empty where they have not been measured."""
+    """Return the rates of this machine, empty if they have not been measured."""
     threads = torch.get_num_threads()
     found = _current.get(threads)
     if found is None:
@@ -105,17 +105,17 @@ def current() -> Rates:
 
 
 def is_measured() -> bool:
-    """Are there rates, or are none needed?"""
+    """Whether there are rates, or a setting replaces them."""
     return bool(config.current().products or current().kernels)
 
 
 def use(rates: Rates) -> None:
-    """Takes these for this process, with as many threads as there are now."""
+    """Set the rates of this process for the present number of threads."""
     _current[torch.get_num_threads()] = rates
 
 
 def keep(rates: Rates) -> None:
-    """Takes these, and keeps them on disk for later processes."""
+    """Set the rates, and store them on disk for later processes."""
     use(rates)
     rows = {f"library {k}": str(v) for k, v in rates.library.items()}
     rows |= {f"kernels {k}": str(v) for k, v in rates.kernels.items()}
@@ -123,7 +123,7 @@ def keep(rates: Rates) -> None:
 
 
 def _read() -> Rates:
-    """From disk; empty where something is damaged."""
+    """Return the rates on disk, empty if there are none or the file is damaged."""
     try:
         rows = {k: float(v) for k, v in facts.read(_FACTS, _key()).items()}
     except (ValueError, BackendError):

@@ -1,7 +1,7 @@
-"""Runs all steps of a loop in one foreign call: kernels, and the changes of their slots by step.
+"""Runs all steps of a loop in one foreign call: the kernels, and the changes of their slots.
 
-In:  the launches of a step, in order, and moves: the slots that differ by step.
-Out: nothing; the kernels have run. The GIL is released once for all steps.
+In:  the launches of a step, in order; `Moving` slots differ from step to step.
+Out: the number of steps that ran. The GIL is released once for all steps.
 
     k0(pool, threads, work, h, x, y, t)      first step    h = h0
                                              step t        h = y + row * (t - 1), y = y + row * t
@@ -66,9 +66,10 @@ _LOOP_LAYOUT = "@qqqPPqPPq"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving:
-    """A slot that is `first` at the first step that runs, `base + stride * ((t + shift) % rows)` at
-    any other step t of the loop: a row of a stack, or the step itself. `level`: how many loops are
-    around that loop; with their steps, `first` and `base` may move."""
+    """A slot that changes with the steps of a loop: a row of a stack, or the step itself. It is
+    `first` in the first step that runs, and `base + stride * ((t + shift) % rows)` in any other
+    step t. `level`: number of loops around the loop; `first` and `base` may move with their
+    steps."""
 
     first: Slot
     base: Slot
@@ -78,7 +79,7 @@ class Moving:
     level: int = 0
 
     def by(self, distance: int) -> Moving:
-        """The slot so far behind this one."""
+        """Return the slot with `distance` added to its values."""
         first, base = behind(self.first, distance), behind(self.base, distance)
         return replace(self, first=first, base=base)
 
@@ -87,14 +88,14 @@ Slot = int | Moving
 
 
 def behind(slot: Slot, distance: int) -> Slot:
-    """The slot so far behind another."""
+    """Return the slot with `distance` added to its values."""
     return slot.by(distance) if isinstance(slot, Moving) else slot + distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel's function, the layout of all its slots, and what they hold. `keeps`: what must live
-    as long as the launch."""
+    """A kernel's function, the layout of its slots, and their values. `keeps`: an object that must
+    live as long as the launch."""
 
     function: Any
     layout: str
@@ -104,8 +105,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Each launch once for every step, from 0 to `trips` or from the last one back; none after the
-    step that leaves 0 in the byte at `until`, if there is one."""
+    """A loop: `trips` steps run the launches, with `reverse` from the last step to step 0. It ends
+    after a step that writes 0 to the byte at address `until`, if `until` is not 0."""
 
     launches: Sequence[Launch | Steps]
     trips: int
@@ -115,7 +116,7 @@ class Steps:
 
 
 def run_steps(steps: Steps) -> int:
-    """Runs all steps; gives how many that were."""
+    """Run all steps; return how many ran."""
     made = _Table()
     address = made.loop(steps)
     _function()(address)
@@ -123,14 +124,14 @@ def run_steps(steps: Steps) -> int:
 
 
 class _Table:
-    """Slots in memory, and the addresses of those that move: kept while the steps run."""
+    """Slots in memory, and the addresses of those that move. It lives while the steps run."""
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.buffers: list[Any] = []
         self.moves: dict[int, list[tuple[int, Moving]]] = {}
 
     def loop(self, steps: Steps) -> int:
-        """The address of a loop's own slots."""
+        """Return the address of a loop's own slots."""
         functions: list[int | None] = []
         slots: list[int] = []
         for launch in steps.launches:
@@ -151,21 +152,20 @@ class _Table:
             place = ctypes.addressof(table) + k * _MOVE * abi.SLOT_BYTES
             fields = (slot, *self._known((x.first, x.base), place + abi.SLOT_BYTES))
             table[k * _MOVE : (k + 1) * _MOVE] = [*fields, x.stride, x.shift, x.rows]
-        self.kept += [table, kernels, starts]
+        self.buffers += [table, kernels, starts]
         changes = (ctypes.c_int64 * 2).from_address(loop + len(head) * abi.SLOT_BYTES)
         changes[:] = [len(moves), ctypes.addressof(table)]
         return loop
 
     def _slots(self, layout: str, values: Sequence[float | Slot]) -> int:
         buffer = ctypes.create_string_buffer(struct.calcsize(layout))
-        self.kept.append(buffer)
+        self.buffers.append(buffer)
         address = ctypes.addressof(buffer)
         struct.pack_into(layout, buffer, 0, *self._known(values, address))
         return address
 
     def _known(self, values: Sequence[float | Slot], address: int) -> list[int | float]:
-        """The values that are known before the run; of those that move it is noted where they
-        lie."""
+        """Return the values, 0 for those that move; note the addresses of these."""
         found: list[int | float] = []
         for k, x in enumerate(values):
             if isinstance(x, Moving):
@@ -175,7 +175,7 @@ class _Table:
 
 
 _MOVE = 6  # fields of a move
-_DONE = 8 * abi.SLOT_BYTES  # where a loop says how many steps it has run
+_DONE = 8 * abi.SLOT_BYTES  # offset of `lt_loop.done`
 
 
 def _address(function: Any) -> int | None:

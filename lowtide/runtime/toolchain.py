@@ -1,15 +1,15 @@
 """Finds the C compiler, its flags and the CPU.
 
-In: `LOWTIDE_CC`, else gcc, cc or clang on PATH, else the `ziglang` package's compiler.
-Out: a `Compiler` that turns one C file into a shared library, and a `Target`, the CPU it sees.
-Always: `Compiler.identity` differs whenever the machine code could, also between two machines that
-share one cache folder: it covers path, time, size and version of the compiler, flags and CPU.
+In:  `LOWTIDE_CC`, else gcc, cc or clang on PATH, else the `ziglang` package's compiler.
+Out: a `Compiler`, which compiles a C file to a shared library, and a `Target`, its CPU.
 
     compiler()   Compiler(path='/usr/bin/gcc', kind='gcc', version='12.2.0', …)
     target()     Target(arch='x86_64', vector_bytes=64, features={'avx512f', 'fma', …})
 
-Querying the compiler costs a process (about 20 ms), and testing it (`probe`) another 100 ms, so the
-answers are cached on disk. With them the first call takes under a millisecond.
+Querying the compiler takes about 20 ms, and testing it (`probe`) another 100 ms, so the results are
+cached on disk. With them the first call takes under a millisecond.
+Invariant: `Compiler.identity` differs if the machine code may differ, also between machines that
+share a cache folder. It covers path, time, size and version of the compiler, flags and CPU.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from lowtide import config
 from lowtide.errors import BackendError
 from lowtide.runtime import facts, folder, probe
 
-# The one place to choose. Kernels spell their vectors and unrolling out; -O3 adds its own of both.
+# Not -O3: kernels have their own vectors and unrolling, to which -O3 adds more.
 OPTIMIZE = "-O2"
 
 _FLAGS = (
     "-std=gnu11",
     OPTIMIZE,
-    "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; kernels ask for fma by name
+    "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; kernels call fma explicitly
     "-fno-math-errno",
     "-fno-trapping-math",
     "-fno-stack-protector",
     "-fvisibility=hidden",
     "-w",
 )
-# What generated C means beyond the standard's C, by kind of compiler. A flag that a compiler does
-# not know is left out; `probe` shows whether the meaning is kept all the same.
+# Flags for what generated C assumes beyond the standard, by kind of compiler. A flag that a
+# compiler does not know is left out; `probe` tests whether the assumption holds without it.
 _NULL = "-fno-delete-null-pointer-checks"
 _MEANING = {
     "gcc": (
@@ -60,9 +60,9 @@ _MEANING = {
 }
 REMEDY = "install one: `apt install gcc` or `pip install lowtide[zig]`; or point LOWTIDE_CC at one"
 OTHER = "point LOWTIDE_CC at another one, such as clang, or at a later version"
-_FACTS = "targets"  # the kind under which they are kept, with two more than the macros:
+_FACTS = "targets"  # the kind in `facts`: macros by name, and two more:
 _FLAGS_KNOWN, _VERDICT = "flags", "verdict"
-_PROBE_SECONDS = 120  # the first run of zig unpacks itself
+_PROBE_SECONDS = 120  # at its first run, zig unpacks itself
 _COMPILE_SECONDS = 600
 _FEATURE = re.compile(
     r"__(AVX\w*|SSE\w*|FMA|F16C|BMI2?|AMX_\w+|ARM_NEON|ARM_FEATURE_\w+|VSX|riscv_v)__$"
@@ -72,7 +72,7 @@ _FEATURE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The CPU that is compiled for. `vector_bytes`: its widest vector register; 16 if unknown."""
+    """The CPU to compile for. `vector_bytes`: of its widest vector register; 16 if unknown."""
 
     arch: str
     vector_bytes: int
@@ -92,41 +92,39 @@ class Compiler:
     target: Target
 
     def shared_library(self, source_path: str, output_path: str) -> None:
-        """Compiles one C file. Raises BackendError with the compiler's words; leaves the source."""
+        """Compile a C file. Raises BackendError with the compiler's output."""
         command = [*self.command, *self.flags, source_path, "-o", output_path]
         result = run(command, _COMPILE_SECONDS)
         if result.returncode == 0 and os.path.exists(output_path):
             return
-        words = result.stdout.decode(errors="replace")
+        output = result.stdout.decode(errors="replace")
         problem = f"the C compiler {self.path} failed (exit status {result.returncode})"
-        raise BackendError(problem, words, source_path)
+        raise BackendError(problem, output, source_path)
 
 
 def compiler() -> Compiler:
-    """The C compiler in use. Raises BackendError, saying what to install, if there is none."""
+    """Return the C compiler. Raises BackendError with what to install, if there is none."""
     return _compiler(config.current().compiler)
 
 
 def target() -> Target:
-    """The CPU as the compiler sees it. Raises BackendError if there is no compiler."""
+    """Return the CPU that the compiler compiles for. Raises BackendError without a compiler."""
     return compiler().target
 
 
 def meaning(kind: str) -> tuple[str, ...]:
-    """The flags that give generated C its meaning, for a kind of compiler."""
+    """Return the flags for what generated C assumes beyond the standard."""
     return _MEANING[kind]
 
 
-def find_command(asked: str = "") -> tuple[str, ...]:
-    """The command of the first compiler there is, `asked` (`LOWTIDE_CC`) before all others.
-
-    Raises BackendError if `asked` is not there, or nothing is.
-    """
-    if asked:
-        words = shlex.split(asked)
+def find_command(chosen: str = "") -> tuple[str, ...]:
+    """Return the command of the compiler `chosen` (`LOWTIDE_CC`), else of the first one found.
+    Raises BackendError if there is none."""
+    if chosen:
+        words = shlex.split(chosen)
         path = shutil.which(words[0]) if words else None
         if path is None:
-            raise BackendError(f"LOWTIDE_CC={asked!r} was not found; {REMEDY}")
+            raise BackendError(f"LOWTIDE_CC={chosen!r} was not found; {REMEDY}")
         extra = ["cc"] if words[1:] == [] and _is_zig(path) else words[1:]
         return (path, *extra)
     for name in ("gcc", "cc", "clang"):
@@ -140,7 +138,7 @@ def find_command(asked: str = "") -> tuple[str, ...]:
 
 
 def zig_path() -> str:
-    """The binary of the `ziglang` package, empty if it is not installed. Imports nothing of it."""
+    """Return the binary of the `ziglang` package, "" if not installed; does not import it."""
     import importlib.util
 
     spec = importlib.util.find_spec("ziglang")
@@ -152,7 +150,8 @@ def zig_path() -> str:
 
 
 def run(command: Sequence[str], limit_seconds: float) -> subprocess.CompletedProcess[bytes]:
-    """Runs a compiler, both its streams joined in `stdout`, and never in another language."""
+    """Run a compiler, with English messages; `stdout` of the result has both streams. Raises
+    BackendError if it cannot run, or exceeds the time limit."""
     environ = {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(
@@ -171,12 +170,12 @@ def run(command: Sequence[str], limit_seconds: float) -> subprocess.CompletedPro
 
 
 @functools.cache
-def _compiler(asked: str) -> Compiler:
-    command = find_command(asked)
+def _compiler(chosen: str) -> Compiler:
+    command = find_command(chosen)
     path = command[0]
     base = _flags(path, command)
     stat = os.stat(os.path.realpath(path))
-    # What the answer of the compiler may depend on; found without running it.
+    # Everything that the compiler's answers may depend on; found without running it.
     parts = ("3", *command, str(stat.st_mtime_ns), str(stat.st_size), *base, cpu_identity(),
              str(_MEANING), probe.TEXT)  # fmt: skip
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -210,7 +209,7 @@ def _compiler(asked: str) -> Compiler:
 def _probed(
     command: tuple[str, ...], flags: tuple[str, ...], meaning: Sequence[str]
 ) -> dict[str, str]:
-    """Which flags of `meaning` the compiler knows, and what is wrong in spite of them, if so."""
+    """Return the flags of `meaning` that the compiler knows, and its faults with these flags."""
     if not all_known(command, meaning):
         meaning = [flag for flag in meaning if all_known(command, [flag])]
     verdict = "; ".join(probe_faults(command, (*flags, *meaning)))
@@ -218,13 +217,13 @@ def _probed(
 
 
 def all_known(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether the compiler takes these flags."""
-    asked = [*command, *flags, "-Werror", "-E", "-x", "c", "-"]
-    return run(asked, _PROBE_SECONDS).returncode == 0
+    """Whether the compiler knows these flags."""
+    query = [*command, *flags, "-Werror", "-E", "-x", "c", "-"]
+    return run(query, _PROBE_SECONDS).returncode == 0
 
 
 def probe_faults(command: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
-    """What the probe, compiled so, computes wrongly. Raises BackendError if it does not compile."""
+    """Return the faults of the probe, compiled so. Raises BackendError if it does not compile."""
     stem = os.path.join(folder.private(), f"probe-{time.time_ns()}")
     with open(f"{stem}.c", "w", encoding="utf-8") as source:
         source.write(probe.TEXT)
@@ -242,7 +241,7 @@ def _flags(path: str, command: tuple[str, ...]) -> tuple[str, ...]:
     machine = platform.machine().lower()
     native = "-march=native" if machine in ("x86_64", "amd64", "i686") else "-mcpu=native"
     flags = [*_FLAGS, native, "-shared"]
-    if sys.platform == "darwin":  # its loader wants every library linked with libSystem
+    if sys.platform == "darwin":  # its loader requires that every library links libSystem
         flags += ["-fPIC", "-undefined", "dynamic_lookup"]
     elif sys.platform == "win32":
         flags += ["-nostdlib"]
@@ -258,9 +257,9 @@ def _is_zig(path: str) -> bool:
 
 
 def _macros(command: tuple[str, ...], flags: Sequence[str]) -> dict[str, str]:
-    """The macros predefined by the compiler that tell version and CPU."""
+    """Return the predefined macros of the compiler that show its version and the CPU."""
     wanted = [flag for flag in flags if flag.startswith(("-m", "-std"))]
-    # A compiler reads "-" as its input; an empty file of the machine's is not there on Windows.
+    # "-" is the empty standard input; Windows has no /dev/null.
     result = run([*command, *wanted, "-dM", "-E", "-x", "c", "-"], _PROBE_SECONDS)
     text = result.stdout.decode(errors="replace")
     if result.returncode != 0 or "__VERSION__" not in text:
@@ -289,15 +288,15 @@ def _target(macros: dict[str, str]) -> Target:
 
 
 def cpu_identity() -> str:
-    """What tells this machine's CPU from others: model and features, of its first core."""
+    """Return a text that identifies the CPU: model and features of its first core."""
     found = _cpuinfo() or _sysctl_brand() or platform.processor() or platform.node()
     return f"{sys.platform} {platform.machine()} {found}"
 
 
 def _cpuinfo() -> str:
-    """Model and features as Linux lists them for the first core; empty elsewhere."""
+    """Return model and features of the first core on Linux, "" elsewhere."""
     try:
-        # Unbuffered: the kernel writes this file core by core, which takes long if there are 256.
+        # Unbuffered, to read the first core only: the kernel takes long to list 256 cores.
         with open("/proc/cpuinfo", "rb", buffering=0) as file:
             text = file.read(8192).decode(errors="replace")
     except OSError:
@@ -313,7 +312,7 @@ def _cpuinfo() -> str:
 
 
 def _sysctl_brand() -> str:
-    """The CPU's name on macOS; empty elsewhere."""
+    """Return the CPU's name on macOS, "" elsewhere."""
     if sys.platform != "darwin":
         return ""
     import ctypes

@@ -195,11 +195,11 @@ def test_what_no_file_holds_is_not_to_be_replaced() -> None:
         loaded = make()
         torch.testing.assert_close(loaded(X), OfParts()(X))
         loaded.act = torch.relu
-        with pytest.raises(lt.CompileError, match=r"whether `self\.act` is there was False"):
+        with pytest.raises(lt.CompileError, match=r"whether `self\.act` exists was False"):
             loaded(X)
         loaded = make()
         loaded.extra = 1
-        with pytest.raises(lt.CompileError, match=r"whether `self\.extra` is there was False"):
+        with pytest.raises(lt.CompileError, match=r"whether `self\.extra` exists was False"):
             loaded(X)
         loaded = make()
         loaded.parts.add_module("1", nn.ReLU())

@@ -158,7 +158,7 @@ def test_operands_that_were_written_over_are_not_read_again() -> None:
     bad[0] = torch.nan  # in the chunk that comes last
     with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="nan values"):
         y.backward(bad)
-    with pytest.raises(RuntimeError, match="cut short"):
+    with pytest.raises(RuntimeError, match="interrupted"):
         y.backward(torch.ones_like(y))
 
 

@@ -207,7 +207,7 @@ def test_attributes_that_appear_and_go() -> None:
     agree(net, compiled, x)
     net.extra = True
     agree(net, compiled, x)
-    assert facts_of(compiled, x) == ["whether `self.extra` is there was False, is True"]
+    assert facts_of(compiled, x) == ["whether `self.extra` exists was False, is True"]
     net.gain = 5
     agree(net, compiled, x)
     del net.extra
