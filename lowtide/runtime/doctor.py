@@ -223,7 +223,7 @@ def _gpu() -> Check:
         return Check(
             name="GPU",
             ok=False,
-            detail=f"{name}, without Triton: PyTorch runs what is called with its tensors\n{fault}",
+            detail=f"{name}, without Triton: PyTorch runs calls with its tensors\n{fault}",
             remedy=f"`{remedy}`",
         )
     detail = f"{name}, Triton {block_kernels.version()}"
@@ -233,7 +233,7 @@ def _gpu() -> Check:
     return Check(
         name="GPU",
         ok=False,
-        detail=f"{detail}: PyTorch runs what is called with its tensors\n{fault}",
+        detail=f"{detail}: PyTorch runs calls with its tensors\n{fault}",
         remedy=block_kernels.remedy(fault)
         or f"update NVIDIA's driver, or `pip install '{_triton_of_torch()}'`",
     )

@@ -206,7 +206,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     block_kernels.warn_missing.cache_clear()
     with (
         pytest.raises(Ineligible, match="need Triton: pip install triton"),
-        pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs what is called"),
+        pytest.warns(RuntimeWarning, match="pip install triton. PyTorch runs calls with"),
     ):
         Binding([x], {}, False)
     with (
