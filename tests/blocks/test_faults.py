@@ -237,7 +237,7 @@ def test_a_triton_of_another_time_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delattr(tl, "range")
     compiled = lt.script(f)
     x, y = torch.randn(40, requires_grad=True), torch.randn(50)
-    with pytest.warns(RuntimeWarning, match="cannot load a module: AttributeError.*`lowtide doctor`"):
+    with pytest.warns(RuntimeWarning, match="cannot load.*: AttributeError.*`lowtide doctor`"):
         found = compiled(x, y)
     torch.testing.assert_close(found, f(x, y))
     found.sum().backward()
