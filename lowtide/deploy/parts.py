@@ -25,7 +25,7 @@ from lowtide.api.script_method import ScriptMethod
 from lowtide.api.script_module import ScriptModule, make_or_get, wrap
 from lowtide.deploy.calls import Called, Calls
 from lowtide.deploy.class_table import container_of, may_be_method
-from lowtide.deploy.entries import Entry, names_of, why_not_saved
+from lowtide.deploy.entries import Entry, names_of, has_hooks
 from lowtide.deploy.fitting import Program, Types
 from lowtide.deploy.programs import of_method
 from lowtide.deploy.twins import Twins, form_of, standing
@@ -77,7 +77,7 @@ class _Parts:
     def entries(self) -> list[Entry]:
         twins, found = Twins(), list[Entry]()
         for module, wrapper in self.wrapped.items():
-            if not (only_python(module) or why_not_saved(module)):
+            if not (only_python(module) or has_hooks(module)):
                 found += self._of(module, wrapper, twins)
         return found
 

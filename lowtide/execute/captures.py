@@ -87,10 +87,10 @@ class Reader:
         if not name:
             return self._bind(owner)
         own = vars(owner)
-        if name in own["_modules"]:
+        if name in own["_modules"] and name not in own:
             found = _module(self._root, path) if own["_modules"][name] is not None else None
             return self._bind(found) if found is not None else self._item(own["_modules"], name)
-        for held in (own["_parameters"], own["_buffers"], own):
+        for held in (own, own["_parameters"], own["_buffers"]):  # as Python looks it up
             if name in held:
                 return self._item(held, name)
         return f"getattr({self._bind(owner)}, {name!r})"

@@ -22,7 +22,6 @@ REFUSED = {
     "beyond.nobody_looks_on": "torch._C._get_tracing_state",
     "beyond.attributes_of_what_only_the_run_knows": "_doubled",
     "modules.IgnoredMethod": "IgnoredMethod.python_only",
-    "modules.HooksOnModule": "hook",
     "scopes.raise_exception_with_arguments": "CodedError has a __init__ of its own",
     "python_corners.method_of_a_subclass": "the method area() of a value of unknown type",
     "python_corners.method_of_a_subclass_that_was_chosen": "the method area()",

@@ -503,7 +503,7 @@ def test_map_location() -> None:
 
 def test_what_cannot_be_saved_names_the_remedy() -> None:
     hooked = lt.script(nn.Linear(2, 2))
-    hooked.register_forward_hook(lambda *_: None)
+    hooked.register_forward_hook(lambda *_, **__: None, with_kwargs=True)
     with pytest.raises(lt.CompileError, match="hook"):
         saved(hooked)
     parametrized = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))

@@ -75,9 +75,25 @@ def test_a_call_with_other_arguments_than_forward() -> None:
 
 def test_a_call_of_its_own_in_files() -> None:
     x = torch.rand(3)
-    assert torch.equal(reloaded(lt.script(Around()))(x), Around()(x))
-    with pytest.raises(lt.CompileError, match="its class defines __call__"):
-        lt.save(lt.script(Doubles()), io.BytesIO())
+    for kind in (Around, Doubles):
+        assert torch.equal(reloaded(lt.script(kind()))(x), kind()(x))
+    assert torch.equal(reloaded(lt.script(Scaled()))(x, scale=3.0), Scaled()(x, scale=3.0))
+
+
+def test_hooks_of_the_root_in_files() -> None:
+    m, x = Net(), torch.rand(2, 4)
+    m.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    m.register_forward_hook(lambda module, args, out: out + args[0].sum())
+    made = lt.script(m)
+    loaded = reloaded(made)
+    for _ in range(2):
+        torch.testing.assert_close(loaded(x), m(x))
+        torch.testing.assert_close(reloaded(loaded)(x), m(x))
+        made(x)
+        loaded = reloaded(made)
+    m.register_forward_hook(lambda module, args, out: -out)
+    loaded.register_forward_hook(lambda module, args, out: -out)
+    torch.testing.assert_close(loaded(x), m(x))
 
 
 # ---- replaced parts -----------------------------------------------------------------------------
@@ -284,3 +300,21 @@ def test_a_part_that_is_told_of_another_parent() -> None:
     vars(m.part)["parent"] = IsKnown(5.0)
     with pytest.raises(lt.CompileError, match="IsKnown that is not registered as a submodule"):
         made(x)
+
+
+# ---- hidden parts -------------------------------------------------------------------------------
+
+
+def test_an_attribute_that_hides_a_part() -> None:
+    m, x = Net(), torch.rand(2, 4)
+    made = lt.script(m)
+    torch.testing.assert_close(made(x), m(x))
+    object.__setattr__(m, "act", nn.ReLU())
+    with pytest.raises(lt.CompileError, match="an attribute hides the submodule 'act'"):
+        made(x)
+    del m.__dict__["act"]
+    for held in (torch.ones(4, 4), torch.full((4, 4), 2.0)):
+        m.fc.__dict__["weight"] = held
+        torch.testing.assert_close(made(x), m(x))
+    del m.fc.__dict__["weight"]
+    torch.testing.assert_close(made(x), m(x))

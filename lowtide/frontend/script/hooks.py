@@ -116,6 +116,7 @@ def _gives_nothing(fn: FunctionType) -> bool:
 def _changed_result(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return the hook's result, or the previous result if that is None."""
 
+    @functools.wraps(hook)
     def hooked(module: object, args: object, result: object) -> object:
         found = hook(module, args, result)
         return result if found is None else found
@@ -127,6 +128,7 @@ def _changed_result(hook: Callable[..., Any]) -> Callable[..., Any]:
 def _changed_arguments(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Return the arguments that the hook returns, as many as before, or the previous ones."""
 
+    @functools.wraps(hook)
     def hooked(module: object, args: tuple[object, ...]) -> tuple[object, ...]:
         given = hook(module, args)
         if given is None:

@@ -64,6 +64,7 @@ from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
 
 _MISSING = object()
+_REGISTERED = ("_modules", "_parameters", "_buffers")
 _MADE = ("__lowtide_function__", "__lowtide_program__", "__lowtide_saved_programs__")
 
 
@@ -81,6 +82,11 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
     if name in HOOKS and not own.get(name):
         state.guard("hooks", ref.path)
         return Members(())
+    if name in own:
+        if name in own["_modules"]:
+            raise _hidden(c, node, path)
+    elif any(name in own[held] for held in _REGISTERED):
+        c.assumed.note_presence(own, name, False)
     if name in own["_modules"]:
         found = child(ref.module, name)
         c.assumed.note_read(ref.module, name, own["_modules"][name])
@@ -93,7 +99,7 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         names = cast("Any", ref.module)._flat_weights_names
         weights = [c.as_value(module_attribute(c, node, ref, n), node) for n in names]
         return c.builder.list_make(weights)
-    for held in (own["_parameters"], own["_buffers"], own):
+    for held in (own, own["_parameters"], own["_buffers"]):
         if name in held and not _is_made_method(ref.module, name):
             is_dynamic = name in state.knowledge.dynamic
             found = (
@@ -107,6 +113,13 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
         return FinishedMethod(ref, name)
     note_not_replaced(c, ref, name)
     return class_attribute(c, node, ref, type(ref.module).__mro__, name)
+
+
+def _hidden(c: Context, node: ast.AST, path: str) -> CompileError:
+    """Return the error about a submodule that an attribute of the same name hides, as
+    `object.__setattr__(module, name, value)` makes one."""
+    problem = f"an attribute hides the submodule {path!r}, which has the same name"
+    return c.error(node, problem, "`setattr(module, name, value)`, which replaces the submodule")
 
 
 def _note_read(

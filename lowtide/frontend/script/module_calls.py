@@ -89,6 +89,11 @@ def call_forward(c: Context, ref: ModuleRef, call: Call) -> Node:
     return _or_python(c, ref, call, "forward")
 
 
+def call_with_hooks(c: Context, ref: ModuleRef, call: Call) -> Node:
+    """Compile `module(args)` of the root for a file, which has no hooks to run around it."""
+    return _or_python(c, ref, call, "__call__")
+
+
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
     forward = forward_of(ref.module)
     is_torch = _is_torch(forward) or _has_torch_hooks(ref.module)

@@ -39,6 +39,7 @@ from lowtide.frontend.script.module_state import (
     ModuleState,
     Restart,
     follow,
+    own_call,
 )
 from lowtide.frontend.script.nodes import BoundMethod, ModuleRef
 from lowtide.frontend.script.outside import Assumptions
@@ -149,6 +150,8 @@ def _compile(
     ref = ModuleRef(module, "")
     if name == "forward":
         found = module_calls.call_forward(c, ref, call)
+    elif name == "__call__" and own_call(module) is None:
+        found = module_calls.call_with_hooks(c, ref, call)
     else:
         found = module_calls.call_method(c, BoundMethod(fn, ref), call)
     result = c.as_value(found, source.node)
