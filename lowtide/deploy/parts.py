@@ -25,7 +25,7 @@ from lowtide.api.script_method import ScriptMethod
 from lowtide.api.script_module import ScriptModule, make_or_get, wrap
 from lowtide.deploy.calls import Called, Calls
 from lowtide.deploy.class_table import container_of, may_be_method
-from lowtide.deploy.entries import Entry, names_of, has_hooks
+from lowtide.deploy.entries import Entry, has_hooks, names_of
 from lowtide.deploy.fitting import Program, Types
 from lowtide.deploy.programs import of_method
 from lowtide.deploy.twins import Twins, form_of, standing
