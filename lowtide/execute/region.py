@@ -45,7 +45,8 @@ from lowtide.ir.core import Block, Value, walk
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import CPU, Binding, Levels, Spot, escalated, with_varying
-from lowtide.specialise.specialise import NeedFloats, NeedGuards, Trace
+from lowtide.specialise.specialise import NeedGuards, Trace
+from lowtide.specialise.torch_ops import NeedFloats
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.orders import Order

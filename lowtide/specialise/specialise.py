@@ -17,24 +17,19 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-import torch
-
 from lowtide.errors import Loc
 from lowtide.ir import dtypes, opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Op, Value, free_values
-from lowtide.ir.named_results import RESULTS, class_of_result, field_names
+from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.ops.autocast import under_autocast
-from lowtide.ops.cells import ONLY_IN_LOOPS
-from lowtide.specialise import control, late_binding, mappings, scalars
+from lowtide.specialise import control, late_binding, mappings, scalars, torch_ops
 from lowtide.specialise.abstract import (
     OPAQUE,
     Abs,
     Map,
     Origin,
     Pending,
-    Place,
     Seq,
     constant,
     frozen,
@@ -47,11 +42,6 @@ from lowtide.specialise.activity import Activity, Full
 from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
     elements,
-    has_float,
-    is_too_large,
-    item,
-    viewed,
-    with_floats,
 )
 from lowtide.specialise.missing_sizes import divisors_behind, told
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
@@ -83,10 +73,6 @@ class _TooMuch(Exception):
     def __init__(self, stop: int) -> None:
         super().__init__(stop)
         self.stop = stop
-
-
-class NeedFloats(Exception):
-    """The values of floats must be constants of the signature."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -327,7 +313,7 @@ class _Specialiser:
         elif op.name == "mutate":
             results = [inplace.mutate(self, op, operands)]
         elif op.name.startswith("torch."):
-            results = self._torch(op, operands)
+            results = torch_ops.evaluate(self, op, operands)
         else:
             results = self.python(op, operands)
         env.update(zip(op.results, results, strict=True))
@@ -438,7 +424,7 @@ class _Specialiser:
             if bound[flag].value is not True:
                 raise Stop("changes a tensor in place, or not")
             bound[flag] = constant(False)
-        return self._lowered(op, record, "pointwise", (), [frozen(x) for x in bound])[0]
+        return torch_ops.lowered(self, op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
     def made_again(self, record: Any, operands: Sequence[Abs]) -> Any:
         """A view of what its base is now; what it hands on of gradients, it goes on to."""
@@ -462,7 +448,7 @@ class _Specialiser:
         if found is None:
             raise Stop("is known only at run time")
         record, bound = found
-        return self._lowered(op, record, record.kind, (), [frozen(x) for x in bound])
+        return torch_ops.lowered(self, op, record, record.kind, (), [frozen(x) for x in bound])
 
     def _attribute(self, op: Op, x: Abs, name: str) -> Abs:
         if isinstance(x.value, Val):
@@ -473,130 +459,11 @@ class _Specialiser:
             return constant(getattr(x.value, name))
         raise Unsupported(f"attribute {name}")
 
-    # -- torch --
-
-    def _torch(self, op: Op, operands: list[Abs]) -> list[Abs]:
-        record: Any = opdefs.torch_record(op.name)
-        if isinstance(operands[0].value, rows.Rows) and record.name in ("stack", "cat"):
-            self.b.loc, self.b.op = op.loc, record.name
-            return [Abs(rows.joined(self.b, record.name, operands[0].value, operands[1].value))]
-        if op.name != "torch.getitem":
-            return self._lowered(op, record, record.kind, (), [frozen(x) for x in operands])
-        spec = cast("tuple[str, ...]", op.attrs["spec"])
-        if isinstance(operands[0].value, Seq):
-            return [item(operands, spec)]
-        if not isinstance(operands[0].value, Val):
-            raise Unsupported("an item of a value that is not a tensor")
-        by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
-        kind = "gather" if by_data or "bool" in spec else "view"
-        return self._lowered(op, record, kind, (constant(spec),), [frozen(x) for x in operands])
-
-    def _lowered(
-        self, op: Op, record: Any, kind: str, leading: tuple[Abs, ...], operands: list[Abs]
-    ) -> list[Abs]:
-        if record.lower is None:
-            raise Stop("is not lowered")
-        if record.name in ONLY_IN_LOOPS and not self.activity.in_loop:
-            raise Stop("is PyTorch's own, outside of a recurrence")
-        rows = list(zip(record.params[len(leading) :], operands, strict=False))
-        if any("Tensor" in p.types and not p.optional and x.value is None for p, x in rows):
-            raise Unsupported("raises TypeError")  # of an Optional that is None
-        if any(p.types == ("int",) and has_float(x.value) for p, x in rows):
-            raise Unsupported("raises TypeError")  # of a float
-        self.b.loc, self.b.op = op.loc, record.name
-        if any(is_too_large(x) for x in operands):
-            raise Unsupported("raises OverflowError")
-        args = [raw(x, record.kind == "pointwise") for x in (*leading, *operands)]
-        mark = self.mark()
-        self.activity.before(record.name, (*leading, *operands))
-        self.b.masks = kind if self.activity.records else None
-        try:
-            if self.b.autocast is not None:
-                args = under_autocast(self.b, record.name, args)
-            found = record.lower(self.b, *args)
-            self._note_writes(operands, mark[5])
-        except Unsupported as why:
-            self.reset(mark)
-            if self.floats and any(has_float(x) for x in args):
-                self._try_floats(record, args, why)
-            raise
-        finally:
-            self.b.masks = None
-        if kind != "view":
-            self.b.unmasked.update(list(self.b.program.defs)[mark[0] :])
-        found = self.activity.after(record.name, found, mark[0])
-        origin = Origin(record.eager, (*leading, *operands), record.name)
-        made = [*leading, *operands]
-        if len(op.results) > 1:
-            return [
-                self._noted(self._result(r, kind, origin, i), record, made)
-                for i, r in enumerate(found)
-            ]
-        if len(record.results) > 1:  # bound late: PyTorch's tuple
-            parts = tuple(self._result(r, kind, origin, i) for i, r in enumerate(found))
-            cls = class_of_result(f"torch.{record.name.partition('.')[0]}", record.result_names)
-            return [self._noted(Abs(Seq(RESULTS.get(cls, tuple), parts)), record, made)]
-        return [self._noted(self._result(found, kind, origin, None), record, made)]
-
     def _may_be_written(self, v: Value, env: Mapping[Value, Abs]) -> bool:
         """Is it running statistics, or in their memory? What the region has made is not."""
         if v not in self.statistics or v not in env:
             return False
         return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
-
-    def _note_writes(self, operands: Sequence[Abs], first: int) -> None:
-        """What the op writes into, from number `first` on, must be the caller's own tensors, each
-        one operand of it."""
-        for old, new in self.b.writes[first:]:
-            tensors = (t for x in operands for t in tensors_in(x))
-            alike = [t for t in tensors if raw(inplace.root_of(t), False).name == old.name]
-            if len(alike) != 1 or not isinstance(alike[0].origin, Place):
-                raise Unsupported("writes statistics of its own, or that are another operand too")
-            if self.loop is not None or self.b.mask is not None:
-                raise Unsupported("writes statistics in a loop or branch")
-            self.writes.append((alike[0], Abs(new)))
-
-    def _noted(self, result: Abs, record: Any, operands: Sequence[Abs]) -> Abs:
-        """Keeps in mind how views were made, and what may share memory without being a view."""
-        for x in tensors_in(result):
-            if x.base is not None:
-                self.views[x] = inplace.Made(record, tuple(operands), x.base, x.base.value, x.value)
-                if record.name not in inplace.ALIASING:
-                    self.blocked.add(inplace.root_of(x))
-                continue
-            assert isinstance(x.value, Val)
-            if record.kind == "copy":
-                continue  # the same value, in memory of its own
-            for other in (y for o in operands for y in tensors_in(o)):
-                if isinstance(other.value, Val) and other.value.name == x.value.name:
-                    root = inplace.root_of(other)
-                    self.blocked.update((x, root))
-                    if root in self.items:
-                        self.items[x] = self.items[root]
-        return result
-
-    def _result(self, found: object, kind: str, origin: Origin, item: int | None) -> Abs:
-        if isinstance(found, Val):
-            if kind != "view":
-                return Abs(found)
-            return Abs(found, origin, item, base=viewed(origin, item))
-        if isinstance(found, list | tuple):
-            elems: list[Any] = list(found)  # pyright: ignore[reportUnknownArgumentType]
-            parts = tuple(self._result(e, kind, origin, i) for i, e in enumerate(elems))
-            as_shape = origin.name in ("shape", "size", "Tensor.shape", "Tensor.size")
-            return Abs(Seq(torch.Size if as_shape else tuple, parts))
-        return constant(found)
-
-    def _try_floats(self, record: Any, args: list[Any], why: Unsupported) -> None:
-        """Raises NeedFloats if the op is lowered once it knows the floats of this call."""
-        mark = self.mark()
-        try:
-            record.lower(self.b, *[with_floats(x, self.floats) for x in args])
-        except (Unsupported, ShapeError, NeedConst):
-            return
-        finally:
-            self.reset(mark)
-        raise NeedFloats from why
 
     def mark(self) -> tuple[int, ...]:
         program = self.b.program
