@@ -25,17 +25,16 @@ from lowtide.ir.core import Block, Op, Value
 from lowtide.specialise import varying
 from lowtide.specialise.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.specialise.activity import Full
-from lowtide.specialise.lifting import branches, closing, ending, scan, tables
+from lowtide.specialise.lifting import branches, closing, ending, grown_lists, scan, tables
 from lowtide.specialise.lifting.inplace import check_gradient, root_of
 from lowtide.specialise.lifting.match import Carried, Carry, NotLifted, is_held
 from lowtide.specialise.lifting.ragged import Steps
-from lowtide.specialise.lifting.rows import Chunk, Growing, Item, Rows, pieces_of, turned
+from lowtide.specialise.lifting.rows import Chunk, Growing, Item, Rows
 from lowtide.texpr import expr as ex
 from lowtide.texpr import nested_recurrences
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
-from lowtide.texpr.expr import Expr, Load, Program
+from lowtide.texpr.expr import Expr, Program
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
-from lowtide.texpr.index_ranges import floordiv, mod
 
 MAX_ATTEMPTS: Final = 8
 _KEPT: Final = "kept"
@@ -206,12 +205,12 @@ class Lift:
         raise NotLifted("it changes a value that is neither a tensor nor a list")
 
     def _named(self, shape: Sequence[Index | int], dtype: dtypes.DType) -> Val:
-        self._check_sizes(shape)
+        self.check_sizes(shape)
         found = Val(self.b.axis(0).name.replace("i", "carry"), tuple(shape), dtype)
         self.run.activity.assume(found)
         return found
 
-    def _check_sizes(self, shape: Sequence[Index | int]) -> None:
+    def check_sizes(self, shape: Sequence[Index | int]) -> None:
         """What leaves an iteration is as large in all of them."""
         if any(self.axis in deep_atoms(as_index(size)) for size in shape):
             raise NotLifted("sizes change from iteration to iteration")
@@ -273,7 +272,7 @@ class Lift:
         if root_of(x) in self.changed:
             raise NotLifted("what it carries begins as a tensor that it changes in place")
 
-    def _is_known(self, root: Abs) -> bool:
+    def is_known(self, root: Abs) -> bool:
         """Is it from before the loop, or an item of such a list?"""
         return root in self.outer or root in self.run.items
 
@@ -379,8 +378,8 @@ class Lift:
         for x, stand_in in self.changed.items():
             if isinstance(stand_in, Growing):
                 assert isinstance(x.value, Growing)
-                aliases = self._aliases(x.value, yields, after_y)
-                after.append((x, self._rows(body, x.value, before[x], aliases)))
+                aliases = grown_lists.aliases(self, x.value, yields, after_y)
+                after.append((x, grown_lists.filled(self, body, x.value, before[x], aliases)))
             else:
                 assert isinstance(x.value, Val)
                 after.append((x, self._after(body, stand_in, x.value, before[x], delayed)))
@@ -477,7 +476,7 @@ class Lift:
         """What is a view, in PyTorch, of a tensor from before the loop, or of one that others are
         views of, must not leave the region, and neither is changed."""
         root = root_of(y)
-        if (root is not y and self._is_known(root)) or self._has_another_view(root, y):
+        if (root is not y and self.is_known(root)) or self._has_another_view(root, y):
             self.run.items[result] = Item(self.op, None)
             self.run.blocked.update((result, root))
 
@@ -496,85 +495,6 @@ class Lift:
         self.run.chosen.add(result)
         self.run.blocked.update((result, x))
         self.run.items[result] = Item(self.op, (x, *others), is_choice=True)
-
-    def _aliases(
-        self, grown: Growing, yields: Sequence[Abs], after: Mapping[Abs, Abs]
-    ) -> tuple[Abs | None, tuple[Abs, ...]]:
-        """What the loop hands on and is the last item; all from outside that may be some item."""
-        added = [*grown.elems, *grown.in_front]
-        handed = dict(zip(self.args, yields, strict=True))
-
-        def back(x: Abs) -> set[Abs]:
-            found: set[Abs] = set()
-            while x not in found:
-                found.add(x)
-                x = handed.get(x, x)
-            return found
-
-        mine = {y for x in added for y in back(x)}
-        found = [result for y, result in after.items() if back(y) & mine]
-        found += [x for a, x in zip(self.args, self.carried, strict=True) if a in mine]
-        found += [y for x in mine if x in self.run.items for y in self.run.items[x].aliases or ()]
-        self.run.blocked.update(found)  # the list would change with them
-        return (after.get(added[-1]) if added else None), tuple(found)
-
-    def _rows(
-        self,
-        body: closing.Body,
-        grown: Growing,
-        before: object,
-        names: tuple[Abs | None, tuple[Abs, ...]],
-    ) -> Rows:
-        added = [*grown.elems, *grown.in_front]
-        if len(added) != 1 and (grown.in_front or not added):
-            raise NotLifted("a list does not grow by as many tensors at its end in each iteration")
-        count, values = len(added), [self._item(x) for x in added]
-        value = values[0]
-        if any(x.dtype is not value.dtype or x.shape != value.shape for x in values):
-            raise NotLifted("a list grows by tensors of several shapes")
-        self._check_sizes(value.shape)
-        shape = (self.axis.extent * count, *value.shape)
-
-        def element(idx: tuple[Index, ...]) -> Expr:
-            step, which = floordiv(idx[0], count), self.b.at(mod(idx[0], count))
-            items = [self._in_step(body, x, step, idx[1:]) for x in values]
-            e = items.pop()
-            for k in range(count - 2, -1, -1):
-                e = self.b.select(self.b.apply("eq", which, self.b.at(k)), items[k], e)
-            return e
-
-        found = self.b.tensor(shape, value.dtype, element)
-        made = self.b.program.defs[found.name]
-        own, node = tuple(map(as_index, made.axes)), made.expr
-        source = node.source if isinstance(node, Load) and node.index == own else ""
-        if source in body.lifted & body.own and self.b.program.defs[source].shape == made.shape:
-            found = Val(source, found.shape, found.dtype)  # all iterations of one value
-        are_views = any(root_of(x) is not x and self._is_known(root_of(x)) for x in added)
-        chunk = Chunk(found, *names, are_views=are_views)
-        if grown.elems:
-            return Rows((*pieces_of(before), chunk), self.op)
-        return Rows((*turned(self.b, [chunk]), *pieces_of(before)), self.op)
-
-    def _item(self, elem: Abs) -> Val:
-        """A tensor that a list grows by."""
-        if elem in self.outer or not isinstance(elem.value, Val):
-            raise NotLifted("a list grows by what was made before the loop")
-        base = root_of(elem)
-        if base is not elem and base in self.outer and base.origin is None:
-            raise NotLifted("a list grows by views of what the program made")
-        self.run.refresh([elem])
-        assert isinstance(elem.value, Val)
-        return elem.value
-
-    def _in_step(self, body: closing.Body, value: Val, step: Index, at: Sequence[Index]) -> Expr:
-        """An element of what an iteration has made."""
-        e = closing.at_indices(body.element(value, at, ""), {self.axis: step})
-        try:
-            body.check(e)
-        except NotLifted as why:
-            read = closing.roots(self.b.program.defs, e)
-            raise Carried(str(why), read, are_read=True) from why
-        return e
 
 
 def _check_nest(program: Program) -> None:
