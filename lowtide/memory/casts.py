@@ -8,12 +8,12 @@ cast as by PyTorch's autocast kernels, while autocast is on for that device.
         F.linear(x, w)             # x, w: float32, on meta   ──►  linear(x as bf16, w as bf16)
 
 Invariant: as in PyTorch, the cast of a leaf that requires grad is cached until autocast ends,
-unless `cache_enabled=False`. The context is off in functions that Dynamo compiles, since its guards
-see such keys and it would recompile.
+unless `cache_enabled=False`. The context is off in functions that Dynamo compiles: Dynamo's guards
+include dispatch keys, and a changed key makes it recompile.
 
-It uses a dispatch key (`memory/spare_key`) that comes before the device's own, which then finds
-nothing to cast. PyTorch tells which ops have autocast kernels; what each casts follows ATen's
-`autocast_mode.h` and, for the CPU, `autocast_mode.cpp`.
+`Casts` uses a dispatch key (`memory/spare_key`) that precedes the device's own. PyTorch's
+dispatcher lists the ops that have autocast kernels. The tables follow ATen's `autocast_mode.h` and
+`autocast_mode.cpp`.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ _OF_CUDA: Final = (
 _WIDEST_OF_CUDA: Final = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
 )
-_TOLD_OF_CUDA: Final = (
+_DTYPE_OF_CUDA: Final = (
     "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
     "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList"
 )
-# By device: what runs in the lower dtype, …
+# By device: the ops that run in the lower dtype.
 _LOWER: Final[Mapping[str, frozenset[str]]] = {
     "cpu": frozenset(f"{_BOTH} {_OF_CPU}".split()),
     "cuda": frozenset(f"{_BOTH} {_OF_CUDA}".split()),
 }
-# … in the widest dtype that an operand has, …
+# By device: the ops that run in the widest dtype of their operands.
 _WIDEST: Final[Mapping[str, frozenset[str]]] = {
     "cpu": frozenset(("cat", "stack", "index_copy")),
     "cuda": frozenset(_WIDEST_OF_CUDA.split()),
 }
-# … in float32 by an argument of their own; all others with a kernel take operands in float32.
-_TOLD: Final = frozenset(_TOLD_OF_CUDA.split())
-_TOLD_ON: Final = "cuda"
-_WITH_DTYPE: Final = {  # those whose form with a dtype is another op
+# CUDA's ops that get float32 as their `dtype`. All other ops with an autocast kernel get operands
+# in float32.
+_BY_DTYPE: Final = frozenset(_DTYPE_OF_CUDA.split())
+_WITH_DTYPE: Final = {  # ops whose overload with a `dtype` is another op
     "norm.Scalar": aten.norm.ScalarOpt_dtype,
     "norm.ScalarOpt_dim": aten.norm.ScalarOpt_dim_dtype,
 }
-# On GPUs: what PyTorch refuses, and what `memory/recurrent` stands for.
-_LEFT: Final = frozenset({"binary_cross_entropy", "_cudnn_rnn"})
+# CUDA's ops that are not cast: PyTorch refuses the first, `memory/recurrent` replaces the second.
+_NOT_CAST: Final = frozenset({"binary_cross_entropy", "_cudnn_rnn"})
 
 
 class Casts:
@@ -87,11 +87,13 @@ class Casts:
     def __init__(self, device_type: str) -> None:
         self._type = device_type
         self._weights: Any = WeakIdKeyDictionary()
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # by the id of each one, which it holds
+        self._cache: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by id; the first tensor of an entry keeps its id in use
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
-        """Inside, on this thread."""
+        """Inside, this thread's ops on meta tensors get their operands cast."""
         before, _now.casts = _now.casts, self
         try:
             with _key(self._type).on():
@@ -100,23 +102,23 @@ class Casts:
             _now.casts = before
 
     def off(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, ops get what they are given."""
+        """Inside, operands are not cast."""
         return _key(self._type).off()
 
     def add(self, meta: Tensor, real: Tensor) -> None:
-        """`meta` stands for `real`, and its cast is kept if that one's is."""
+        """Notes that `meta` stands for `real`: its cast is cached if that of `real` is."""
         if _is_weight(real):
             self._weights[meta] = True
 
     def look(self) -> None:
-        """Forgets what was kept, if autocast has ended meanwhile."""
-        if self._kept and not _nesting():
-            self._kept.clear()
+        """Empties the cache if autocast has ended."""
+        if self._cache and not _nesting():
+            self._cache.clear()
 
     @contextlib.contextmanager
     def ended(self) -> Generator[None]:
-        """Inside, autocast has ended, as it has where a backward pass begins."""
-        self._kept.clear()
+        """Inside, autocast is off and the cache empty, as in a backward pass."""
+        self._cache.clear()
         before = [(kind, torch.is_autocast_enabled(kind)) for kind in _LOWER]
         try:
             for kind, _ in before:
@@ -127,16 +129,16 @@ class Casts:
                 torch.set_autocast_enabled(kind, is_on)
 
     def given(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Given]:
-        """The op that PyTorch calls for this one, and its arguments."""
+        """The op that autocast calls for `op`, and its arguments."""
         same = tuple(args), dict(kwargs)
         name = _name(op)
         if name not in _kernels(self._type) or not torch.is_autocast_enabled(self._type):
             return op, same
-        is_gpu = self._type == _TOLD_ON
-        if is_gpu and name in _LEFT:
+        is_gpu = self._type == "cuda"
+        if is_gpu and name in _NOT_CAST:
             return op, same
-        if is_gpu and (name in _TOLD or name in _WITH_DTYPE):
-            return _told(op, *same) if self._is_cast(args[0]) else (op, same)
+        if is_gpu and (name in _BY_DTYPE or name in _WITH_DTYPE):
+            return _with_float32(op, *same) if self._is_cast(args[0]) else (op, same)
         lower = torch.get_autocast_dtype(self._type)
         if name in _LOWER[self._type]:
             dtype = lower
@@ -149,7 +151,7 @@ class Casts:
 
         def change(x: Any) -> Any:
             if isinstance(x, torch.Tensor):
-                return self._cast(x, dtype, is_kept=dtype is lower)
+                return self._cast(x, dtype, is_cached=dtype is lower)
             if type(x) in (list, tuple):
                 return type(x)(map(change, cast("Sequence[Any]", x)))
             return x
@@ -161,26 +163,26 @@ class Casts:
             return False
         return x.is_floating_point() and x.dtype is not torch.float64
 
-    def _cast(self, x: Tensor, dtype: torch.dtype, is_kept: bool) -> Tensor:
+    def _cast(self, x: Tensor, dtype: torch.dtype, is_cached: bool) -> Tensor:
         if not self._is_cast(x) or x.dtype is dtype:
             return x
-        is_kept = is_kept and x.dtype is torch.float32 and torch.is_autocast_cache_enabled()
-        if not (is_kept and (x in self._weights or _is_weight(x))):
+        is_cached = is_cached and x.dtype is torch.float32 and torch.is_autocast_cache_enabled()
+        if not (is_cached and (x in self._weights or _is_weight(x))):
             return x.to(dtype)
-        found = self._kept.get(id(x))
+        found = self._cache.get(id(x))
         if found is None:
-            with torch.enable_grad():  # as PyTorch: it may be needed where gradients are recorded
-                found = self._kept[id(x)] = x, x.to(dtype)
+            with torch.enable_grad():  # as in PyTorch: a later use may record gradients
+                found = self._cache[id(x)] = x, x.to(dtype)
         return found[1]
 
 
 def _is_weight(x: Tensor) -> bool:
-    """Whether PyTorch would keep its cast."""
+    """True if PyTorch caches the cast of `x`."""
     return x.requires_grad and x.is_leaf and not is_view(x)
 
 
 def _nesting() -> int:
-    """How many blocks of autocast this thread is in."""
+    """The number of autocast blocks that this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
@@ -194,8 +196,8 @@ _now = _Now()
 
 @contextlib.contextmanager
 def within(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[Given]:
-    """The arguments of an op as it gets them from autocast, for who stands for the op inside; there
-    nothing else is cast, as in PyTorch."""
+    """Yields the arguments of `op` as autocast casts them, for code that replaces the op. Nothing
+    else is cast inside, as in PyTorch's own kernels."""
     casts = _now.casts
     if casts is None:
         yield tuple(args), dict(kwargs)
@@ -224,25 +226,25 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _kernels(device_type: str) -> frozenset[str]:
-    """The ops that PyTorch has a kernel of autocast for."""
+    """The names of the ops that have an autocast kernel."""
     found = ops_with_kernel(f"Autocast{device_type.upper()}")
     return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
 
 
-def _told(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:
-    """With float32 as the dtype, unless another one was asked for."""
+def _with_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:
+    """The op and its arguments with `dtype=float32`, unless they name another dtype."""
     other = _WITH_DTYPE.get(_name(op))
     if other is not None:
         return other, (args, kwargs | {"dtype": torch.float32})
     place = [a.name for a in schema_of(op).arguments].index("dtype")
     if place < len(args):
-        told = args[place] or torch.float32
-        return op, ((*args[:place], told, *args[place + 1 :]), kwargs)
+        dtype = args[place] or torch.float32
+        return op, ((*args[:place], dtype, *args[place + 1 :]), kwargs)
     return op, (args, kwargs | {"dtype": kwargs.get("dtype") or torch.float32})
 
 
 def _name(op: Any) -> str:
-    """As the dispatcher calls it: `mm`, `sum.dim_IntList`."""
+    """The dispatcher's name of the op: `mm`, `sum.dim_IntList`."""
     name: str = schema_of(op).name.removeprefix("aten::")
     overload: str = schema_of(op).overload_name
     return f"{name}.{overload}" if overload else name

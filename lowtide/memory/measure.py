@@ -1,11 +1,11 @@
 """Measures the peak memory and the time of a call.
 
-In: a callable without arguments. Out: `Peak` (bytes asked for from the allocators beyond what was
-held before the call) and `Timing` (nanoseconds of each call). Nothing here knows the compiler.
+In: a callable without arguments. Out: `Peak` (bytes requested from the allocators, beyond those
+in use before the call) and `Timing` (nanoseconds of each call).
 
-It counts what is requested from PyTorch's allocator, on any thread, and from Lowtide's arena, which
-is the same in every run. Memory that libraries take from malloc, and pages that malloc retains, do
-not count.
+A peak counts requests to PyTorch's allocator, on any thread, and to Lowtide's arena. These are the
+same in every run. Memory that libraries take from malloc, and pages that malloc retains, do not
+count.
 
     peak, result = measure_peak(lambda: torch.rand(1000, 1000) + 1)
     peak.peak_bytes                                     # 8_000_000
@@ -33,14 +33,14 @@ from lowtide.torch_private.pytree import tensors_in
 
 T = TypeVar("T")
 
-_ARENA = "lowtide.arena "  # of a mark: bytes that the arena has given, negative where it got them
+_ARENA = "lowtide.arena "  # an event's prefix; the bytes follow, negative where they are freed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """`peak_bytes` beyond the start of the call, its result counted; `method` says how it was seen:
-    `"profiler"` (what was asked of PyTorch's allocator and of the arena) or `"allocator"` (on a
-    GPU, what PyTorch's allocator has handed out)."""
+    """`peak_bytes` are those beyond the start of the call, its result included. `method`:
+    `"profiler"` (requests to PyTorch's allocator and the arena) or `"allocator"` (on a GPU, bytes
+    that PyTorch's allocator has in use)."""
 
     peak_bytes: int
     time_ns: int
@@ -49,7 +49,7 @@ class Peak:
 
 @dataclass(kw_only=True)
 class Timing:
-    """Times of single calls, in the order in which they were made."""
+    """Times of single calls, in order."""
 
     samples_ns: list[float] = field(default_factory=list[float])
 
@@ -60,15 +60,15 @@ class Timing:
 
     @property
     def median_ns(self) -> float:
-        """The call in the middle."""
+        """The median of the calls."""
         return statistics.median(self.samples_ns)
 
 
 def measure_peak(call: Callable[[], T], *, device: torch.device | None = None) -> tuple[Peak, T]:
     """Run `call` once and return its peak memory and its result.
 
-    Warm the call up first: what a first call makes for good would count as well. On a CUDA
-    `device`, what PyTorch's allocator has handed out there is the peak."""
+    Warm the call up first: memory that a first call allocates for good counts as well. On a CUDA
+    `device`, the peak is that of PyTorch's allocator for the device."""
     gc.collect()
     if device is not None and device.type == "cuda":
         return _allocator_peak(call, device)
@@ -76,7 +76,7 @@ def measure_peak(call: Callable[[], T], *, device: torch.device | None = None) -
 
 
 def time_call(call: Callable[[], T]) -> tuple[float, T]:
-    """Run `call` once: nanoseconds and the result."""
+    """Run `call` once and return its nanoseconds and its result."""
     with quiet_gc():
         _settle()
         start = time.perf_counter_ns()
@@ -93,11 +93,11 @@ def time_alternating(
     min_sample_ns: float = 0.0,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time several callables turn by turn: a, b, a, b, …, so that drift of the machine hits all.
+    """Time callables in turns: a, b, a, b, …, so that drift of the machine affects all alike.
 
-    Each is called at least once and at most `repeats` times, and not again once its own calls
-    have taken `seconds`. With `min_sample_ns` one sample is the mean of as many calls as fill that
-    time: for calls of microseconds. `on_round(i)` is called before each turn. Warm up first.
+    Each callable gets 1 to `repeats` samples, and no further one once its samples have taken
+    `seconds`. With `min_sample_ns`, a sample is the mean of as many calls as fill that time: use it
+    for calls of microseconds. `on_round(i)` is called before each turn. Warm up first.
     """
     timings = {name: Timing() for name in calls}
     inner = {name: _calls_per_sample(call, min_sample_ns) for name, call in calls.items()}
@@ -117,8 +117,8 @@ def time_alternating(
 
 
 def tensor_bytes(value: object, *, beyond: object = ()) -> int:
-    """Bytes of the storages of all tensors in a nest of tuples, lists and dicts, each storage once;
-    those that tensors in `beyond` share are left out."""
+    """Bytes of the storages of all tensors in a nest of tuples, lists and dicts. Each storage
+    counts once; storages of tensors in `beyond` do not count."""
     known = {storage.data_ptr() for storage in _storages(beyond)}
     total = 0
     for storage in _storages(value):
@@ -143,10 +143,10 @@ def _allocator_peak(call: Callable[[], T], device: torch.device) -> tuple[Peak, 
 
 
 def _settle() -> None:
-    """A call to a GPU only begins what is to be done."""
+    """Waits for the GPUs: their kernels run asynchronously."""
     if torch.cuda.is_initialized():
         for device in range(torch.cuda.device_count()):
-            if torch.cuda.memory_reserved(device):  # to wait for another would start it
+            if torch.cuda.memory_reserved(device):  # synchronize() would start an unused device
                 torch.cuda.synchronize(device)
 
 
@@ -168,7 +168,7 @@ def _profiled_peak(call: Callable[[], T]) -> tuple[Peak, T]:
 
 @contextmanager
 def _marked_arena() -> Generator[None]:
-    """What is asked of the arena inside, and given back, is an event in PyTorch's recording."""
+    """Inside, each request to the arena and each release is an event in PyTorch's recording."""
 
     def mark(_address: int, nbytes: int) -> None:
         with RecordFunction(f"{_ARENA}{nbytes}"):
@@ -206,7 +206,7 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
     """Mean nanoseconds of one of `count` calls, each result dropped before the next."""
     _settle()
     if count == 1:
-        # Freeing a large result takes as long as some kernels: it is kept out of the time.
+        # Freeing a large result takes as long as some kernels, so the time excludes it.
         start = time.perf_counter_ns()
         result = call()
         _settle()
@@ -222,7 +222,7 @@ def _time_repeated(call: Callable[[], object], count: int) -> float:
 
 @contextmanager
 def same_python_random() -> Generator[None]:
-    """The generators of Python and of numpy after as before."""
+    """Restores the state of Python's and NumPy's random generators at the end."""
     numpy: Any = sys.modules.get("numpy")
     state, numpy_state = random.getstate(), numpy.random.get_state() if numpy else None
     try:
@@ -235,8 +235,8 @@ def same_python_random() -> Generator[None]:
 
 @contextmanager
 def same_random_numbers() -> Generator[None]:
-    """What PyTorch draws inside is drawn again afterwards, on every device that is in use; GPUs
-    that are first used inside begin again with the seed that they began with."""
+    """Restores the state of PyTorch's random generators at the end, on every device in use. A GPU
+    that is first used inside gets its initial seed back."""
     was_used, seed = torch.cuda.is_initialized(), torch.initial_seed()
     devices = range(torch.cuda.device_count()) if was_used else ()
     try:
@@ -249,8 +249,8 @@ def same_random_numbers() -> Generator[None]:
 
 @contextmanager
 def quiet_gc(*, collect: bool = True) -> Generator[None]:
-    """No garbage collection inside: a collection of a large program takes many milliseconds. What
-    is garbage already is collected before, unless `collect` is False."""
+    """Turns garbage collection off inside: a collection can take many milliseconds. Existing
+    garbage is collected first, unless `collect` is False."""
     was_enabled = gc.isenabled()
     if collect:
         gc.collect()
