@@ -117,6 +117,20 @@ class Variant:
             return captured
         return None
 
+    def changed_numbers(self) -> set[str]:
+        """The paths of numbers that it takes for constants and that are others now."""
+        try:
+            facts = self.reader.read()[1]
+        except (KeyError, AttributeError):
+            return set()
+        rows = zip(self.reader.guards, self.facts, facts, strict=True)
+        numbers = (int, float)
+        return {
+            guard.path
+            for guard, old, new in rows
+            if guard.kind == "value" and type(old) is type(new) in numbers and old != new
+        }
+
     def changed(self) -> tuple[str, ...]:
         """What no longer holds of the modules, told to the user."""
         now = self.reader.tree()
@@ -207,6 +221,7 @@ class ScriptMethod(ScriptFunction):
         self._lock = threading.RLock()
         self._latest: dict[tuple[type, ...], Variant] = {}
         self._variants: dict[tuple[t.Type, ...], list[Variant]] = {}
+        self._changing: set[str] = set()  # see `Knowledge`
         self._dropped: dict[tuple[t.Type, ...], tuple[str, ...]] = {}  # and why
         self._newest: Variant | None = None
         self._assumed: dict[tuple[t.Type, ...], Assumptions] = {}
@@ -398,7 +413,16 @@ class ScriptMethod(ScriptFunction):
             function, guards, leaves, assumed = self._source, self.ties, (), Assumptions()
         else:
             assumed = renewed(self._assumed.get(types), self.__name__, warn)
-            program = self._compiled(self._source, types, varying=frozenset(assumed.varying))
+            varying = frozenset(assumed.varying)
+            for variant in self._variants.get(types, ()):
+                self._changing |= variant.changed_numbers()
+            try:
+                changing = frozenset(self._changing)
+                program = self._compiled(self._source, types, varying=varying, changing=changing)
+            except CompileError:
+                if not self._changing:
+                    raise
+                program = self._compiled(self._source, types, varying=varying)  # must know them
             function, guards, leaves = program.function, program.guards, program.leaves
             assumed.found = program.assumed.found
             assumed.puts_more = program.assumed.puts_more
@@ -419,6 +443,7 @@ class ScriptMethod(ScriptFunction):
         *,
         as_declared: bool = False,
         varying: frozenset[tuple[int, str]] = frozenset(),
+        changing: frozenset[str] = frozenset(),
     ) -> MethodProgram:
         program = compile_method(
             self._root,
@@ -429,6 +454,7 @@ class ScriptMethod(ScriptFunction):
             preserved=self._preserved,
             as_declared=as_declared,
             varying=varying,
+            changing=changing,
         )
         for callee, called in program.callees.items():
             self.callees.setdefault(callee, {}).update(called)

@@ -62,7 +62,7 @@ def signature_facts(
     `names`: of the live-ins. `sizes`: the user's expression for each symbol."""
     found = dict(_SignatureFacts(binding, names).facts)
     for index, holds in assumed.items():
-        text = re.sub(r"[sndv]\d+", lambda m: sizes.get(m[0], m[0]), str(index))
+        text = re.sub(r"[sndvi]\d+", lambda m: sizes.get(m[0], m[0]), str(index))
         found[f"`{text} >= 0`", ""] = str(holds)
     return found
 

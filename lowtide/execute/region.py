@@ -44,8 +44,18 @@ from lowtide.execute.unsaved import unsaved
 from lowtide.ir.core import Block, Value, walk
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
-from lowtide.specialise.signature import CPU, Binding, Levels, Spot, escalated, with_varying
-from lowtide.specialise.specialise import NeedGuards, Trace
+from lowtide.specialise.signature import (
+    CPU,
+    Alike,
+    Binding,
+    Levels,
+    Spot,
+    escalated,
+    grouped,
+    size_like,
+    with_varying,
+)
+from lowtide.specialise.specialise import NeedAlike, NeedGuards, NeedSizes, Trace
 from lowtide.specialise.torch_ops import NeedFloats
 from lowtide.texpr.build import NeedConst, Unsupported, symbols
 from lowtide.texpr.index import Index, as_index
@@ -99,6 +109,7 @@ class Region:
     )
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
     levels: Levels = field(default_factory=Levels)
+    alike: Alike = field(default_factory=Alike)
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     floats_constant: bool = False
     tiles: Tiles = "usual"
@@ -323,7 +334,7 @@ class Region:
         """Return the specialisation, found or made. Making it may need more constants in the
         signature, or further splits."""
         for _ in range(_MAX_ATTEMPTS):
-            binding = Binding(values, self.levels, self.floats_constant, device)
+            binding = self._binding(values, device)
             slot = self._tree_slot(binding)
             if slot.found is not None:
                 return binding, slot.found
@@ -334,8 +345,11 @@ class Region:
             if isinstance(made, Specialisation):
                 return binding, made
         fault = AssertionError(f"the signature of {self.name} does not settle")
-        binding = Binding(values, self.levels, self.floats_constant, device)
+        binding = self._binding(values, device)
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
+
+    def _binding(self, values: Sequence[Any], device: torch.device) -> Binding:
+        return Binding(values, self.levels, self.floats_constant, device, self.alike)
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """Return a specialisation, a split, or None after the levels have been raised."""
@@ -362,9 +376,15 @@ class Region:
             for index, holds in reversed(list(need.answers.items())):
                 found = Split(index, found, None) if holds else Split(index, None, found)
             return found
+        except NeedSizes as need:
+            self.levels = size_like(self.levels, binding, need.symbols)
+        except NeedAlike as need:
+            self.alike = grouped(self.alike, binding, need.symbols)
         except NeedFloats:
             self.floats_constant = True
             self.keys.clear()
+            self.exact.clear()
+            self.classes.clear()
         except NeedConst as need:
             levels = escalated(self.levels, binding, need.symbols)
             if levels is None:
@@ -376,8 +396,6 @@ class Region:
             raise
         except Exception as error:
             return self._eager(survive(error, f"{self.name}: lowering"))
-        self.exact.clear()
-        self.classes.clear()
         return None
 
     def _specialised(
@@ -398,6 +416,8 @@ class Region:
                 host, orders = self._host_code(trace, binding, results, values)
             except ViewFails as why:
                 return self._eager(f"a view that does not fit the strides: {why.__cause__}")
+            if _makes_nothing(host):
+                return self._eager("none of its results has an element")
             gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False, orders)
@@ -513,7 +533,7 @@ class Region:
         """Return the user's expression for each symbol: {"s0": "x.shape[0]"}."""
         found: dict[str, str] = {}
         for symbol, spots in binding.spots.items():
-            for (place, dim), *_ in [spots] if spots else []:
+            for (place, dim, _), *_ in [spots] if spots else []:
                 path = "".join(f"[{i!r}]" for i in place.path)
                 name = self.shown_name(self.live_ins[place.position]) + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
@@ -538,6 +558,12 @@ class Region:
     def _dead(self, stop: int) -> list[Value]:
         alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
         return [v for v in self.live_ins if v not in alive]
+
+
+def _makes_nothing(host: HostCode) -> bool:
+    """Whether kernels would only make tensors without elements."""
+    made = [host.program.defs[n] for n in host.program.results if n in host.program.defs]
+    return bool(made) and all(any(a.extent.const == 0 for a in d.axes) for d in made)
 
 
 def _plan(spec: Specialisation) -> Plan:

@@ -67,10 +67,8 @@ def _check_options(
 
 def filled(b: Builder, shape: Sequence[Size], dtype: DType, value: Number) -> Val:
     """One number everywhere."""
-    for s in shape:
-        if not b.at_least(s, 0):
-            raise b.error(f"size {s} in a shape")
-    return b.tensor(shape, dtype, lambda _: _cast_number(b, value, dtype))
+    extents = [b.extent(s, f"size {s} in a shape") for s in shape]
+    return b.tensor(extents, dtype, lambda _: _cast_number(b, value, dtype))
 
 
 def _cast_number(b: Builder, value: Number, dtype: DType) -> Expr:
@@ -264,7 +262,7 @@ def _arange_ints(b: Builder, start: Index, end: Index, step: Index, dtype: DType
         sign = 1
     if not b.at_least(end - start, 0):
         raise b.error("arange: the end lies before the start")
-    length = floordiv(end - start + step - 1, step)
+    length = floordiv(end - start + step - 1, step) if b.at_least(end - start, 1) else 0
     return b.tensor(
         [length], dtype, lambda idx: b.cast(b.at((start + idx[0] * step) * sign), dtype)
     )
@@ -342,7 +340,5 @@ def lower_eye(b: Builder, n: Size, m: Size | None, *options: Any) -> Val:
     def body(idx: tuple[Index, ...]) -> Expr:
         return b.cast(b.apply("eq", b.at(idx[0]), b.at(idx[1])), record)
 
-    for s in (n, n if m is None else m):
-        if not b.at_least(s, 0):
-            raise b.error("eye of a negative size")
-    return b.tensor([n, n if m is None else m], record, body)
+    sizes = [b.extent(s, "eye of a negative size") for s in (n, n if m is None else m)]
+    return b.tensor(sizes, record, body)

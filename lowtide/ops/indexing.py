@@ -20,7 +20,7 @@ from lowtide.ops.views import view
 from lowtide.texpr import bounds
 from lowtide.texpr.build import Builder, Unsupported, Val, varies
 from lowtide.texpr.index import Index, as_index
-from lowtide.texpr.index_ranges import floordiv
+from lowtide.texpr.index_ranges import floordiv, nonnegative
 
 INDEX_DTYPES = (dtypes.i64, dtypes.i32)
 
@@ -69,6 +69,8 @@ def slice_range(b: Builder, size: Size, start: Any, stop: Any, step: Any) -> Ran
     step = 1 if step is None else step
     if not b.at_least(step, 1):
         raise b.error("a slice step that is not positive")
+    if not nonnegative(as_index(step) - 1):
+        step = b.static_int(step)  # divided by in indices, which are divided by sizes only
     first = _bound(b, 0 if start is None else start, size)
     last = as_index(size) if stop is None else _bound(b, stop, size)
     if varies(last - first) and as_index(step).const == 1 and b.at_least(last - first, 0):

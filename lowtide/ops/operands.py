@@ -20,7 +20,7 @@ from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.index import Axis, Index, as_index, product
 from lowtide.texpr.index_ranges import floordiv, mod
 
 Size = Index | int
@@ -239,14 +239,18 @@ def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
     ndim = max((len(s) for s in shapes), default=0)
     out: list[Size] = []
     for back in range(ndim, 0, -1):
+        given = [shape[-back] for shape in shapes if back <= len(shape)]
         size: Size = 1
-        for shape in shapes:
-            if back > len(shape) or b.is_one(shape[-back]):
+        if all(as_index(s) is as_index(given[0]) for s in given):
+            out.append(given[0])
+            continue
+        for other in given:
+            if b.is_one(other):
                 continue
             if isinstance(size, int) and size == 1:
-                size = shape[-back]
+                size = other
             else:
-                b.require_equal(size, shape[-back], f"sizes {size} and {shape[-back]}")
+                b.require_equal(size, other, f"sizes {size} and {other}")
         out.append(size)
     return tuple(out)
 
@@ -254,7 +258,18 @@ def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
 def broadcast_index(b: Builder, shape: Sequence[Size], idx: Sequence[Index]) -> list[Index]:
     """The index into a tensor of `shape` for an element `idx` of what it is broadcast to."""
     last = idx[len(idx) - len(shape) :]
-    return [as_index(0) if b.is_one(s) else i for s, i in zip(shape, last, strict=True)]
+    return [
+        i if _runs_over(i, s) else as_index(0) if b.is_one(s) else i
+        for s, i in zip(shape, last, strict=True)
+    ]
+
+
+def _runs_over(index: Index, size: Size) -> bool:
+    """Is it an axis of just this size, which is not known to be 1?"""
+    if isinstance(size, int) or len(index.terms) != 1:
+        return False
+    axes = [a for a in index.atoms() if isinstance(a, Axis)]
+    return len(axes) == 1 and index is as_index(axes[0]) and axes[0].extent is size
 
 
 def ravel(idx: Sequence[Index], shape: Sequence[Size]) -> Index:

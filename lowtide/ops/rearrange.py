@@ -108,9 +108,8 @@ def lower_repeat(b: Builder, x: Val, repeats: Any) -> Val:
         raise b.error("repeat: fewer counts than dimensions")
     sizes: list[Size] = []
     for k, n in enumerate(times):
-        if not b.at_least(n, 0):
-            raise b.error("repeat a negative number of times")
-        size = as_index(n) * (x.shape[k - new] if k >= new else 1)
+        count = b.extent(n, "repeat a negative number of times")
+        size = as_index(count) * (x.shape[k - new] if k >= new else 1)
         sizes.append(size if size.const is None else size.const)
 
     def index(idx: tuple[Index, ...]) -> list[Index | int]:

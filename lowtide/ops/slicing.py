@@ -57,10 +57,10 @@ def lower_narrow(b: Builder, x: Val, dim: Any, start: Any, length: Any) -> Val:
     d = dim_of(b, dim, x.ndim)
     size = as_index(x.shape[d])
     first = as_index(start) if b.at_least(start, 0) else size + start
-    fits = b.at_least(first, 0) and b.at_least(length, 0)
-    if not fits or not b.at_least(size - first - length, 0):
+    count = b.extent(length, "narrow: a negative length")
+    if not b.at_least(first, 0) or not b.at_least(size - first - count, 0):
         raise b.error("narrow: out of range")
-    return narrow(b, x, d, first, length)
+    return narrow(b, x, d, first, count)
 
 
 @op(
@@ -77,10 +77,9 @@ def lower_split(b: Builder, x: Val, sections: Any, dim: Any) -> list[Val]:
     size = as_index(x.shape[d])
     if is_list(sections):
         total = sum((as_index(s) for s in sections), as_index(0))
-        if not all(b.at_least(s, 0) for s in sections):
-            raise b.error("split: a negative size")
+        lengths = [as_index(b.extent(s, "split: a negative size")) for s in sections]
         b.require_equal(total, size, "split: the sizes do not add up")
-        return _pieces(b, x, d, [as_index(s) for s in sections])
+        return _pieces(b, x, d, lengths)
     if not b.at_least(sections, 1):
         raise Unsupported("split into pieces of size 0")
     step = as_index(sections)

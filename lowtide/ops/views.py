@@ -46,9 +46,9 @@ def resolve_shape(b: Builder, old: Sequence[Size], shape: Sequence[Size]) -> lis
     total = product(old)
     if len(unknown) > 1:
         raise b.error("more than one -1 in a shape")
-    for s in sizes:
-        if not _is_minus_one(s) and not b.at_least(s, 0):
-            raise b.error(f"size {s} in a shape")
+    for k, s in enumerate(sizes):
+        if not _is_minus_one(s):
+            sizes[k] = b.extent(s, f"size {s} in a shape")
     if unknown:
         known = product(s for k, s in enumerate(sizes) if k != unknown[0])
         if not b.at_least(known, 1):
@@ -235,9 +235,7 @@ def expand(b: Builder, x: Val, shape: Sequence[Size]) -> Val:
             b.require_equal(old, s, f"expand of size {old} to {s}")
             sizes.append(old)
             continue
-        if not b.at_least(s, 0):
-            raise b.error(f"size {s} in a shape")
-        sizes.append(s)
+        sizes.append(b.extent(s, f"size {s} in a shape"))
     return view(b, x, sizes, lambda idx: broadcast_index(b, x.shape, idx))
 
 

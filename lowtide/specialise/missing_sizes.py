@@ -43,7 +43,7 @@ def divisors_behind(
             inside = symbols(x.value)
             stack.extend(inside)
             if k == _DIVISOR.get(origin.name):
-                found |= {n for n in inside if any(dim < 0 for _, dim in spots.get(n, ()))}
+                found |= {n for n in inside if any(spot.is_int for spot in spots.get(n, ()))}
     return frozenset(found)
 
 
@@ -61,7 +61,7 @@ def told(
             origin = derived[name].origin
             op = origin.name.rpartition(".")[2] if isinstance(origin, Origin) else ""
             found[f"what `{op}` gives" if op else "a number of the run"] = None
-        for place, dim in spots.get(name, ())[:1]:
+        for place, dim, _ in spots.get(name, ())[:1]:
             path = "".join(f"[{i!r}]" for i in place.path)
             what = f"{live[place.position].name or '_'}{path}"
             found[what if dim < 0 else f"{what}.shape[{dim}]"] = None

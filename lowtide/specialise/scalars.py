@@ -40,9 +40,9 @@ from lowtide.specialise.abstract import (
     is_int,
     tensors_in,
 )
-from lowtide.texpr.build import NeedConst, Unsupported, Val, symbols, varies
+from lowtide.texpr.build import NeedConst, Unsupported, Val, differ, symbols, varies
 from lowtide.texpr.expr import Expr
-from lowtide.texpr.index import Index, Size, as_index
+from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.index_ranges import floordiv, mod, nonnegative
 
 
@@ -269,8 +269,8 @@ def _equal(host: Host, a: Abs, b: Abs) -> bool | None:
     if x is not None and y is not None:
         if x is y:
             return True
-        if _is_size(x) and _is_size(y):
-            return False  # equal sizes of a signature share one symbol
+        if differ(x, y):
+            return False
         above = host.decide(x - y - 1)
         if above is None or above:
             return None if above is None else False
@@ -286,12 +286,6 @@ def _equal(host: Host, a: Abs, b: Abs) -> bool | None:
     if any(v is None or isinstance(v, str | torch.dtype | torch.device) for v in plain):
         return None if tensors_in(a) or tensors_in(b) else False
     return None
-
-
-def _is_size(x: Index) -> bool:
-    atoms = list(x.atoms())
-    plain = len(atoms) == 1 and x is as_index(atoms[0])
-    return plain and isinstance(atoms[0], Size) and atoms[0].low is not None
 
 
 def _equal_sequences(host: Host, a: Seq, b: Seq) -> bool | None:

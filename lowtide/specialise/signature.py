@@ -5,11 +5,12 @@ of this call.
 
     x: [1000, 4], y: [1000], n = 7   ->   x: [s0, 4], y: [s0], n: n1     {s0: 1000, n1: 7}
 
-A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. A dim that has
-been several sizes up to 32 is a symbol from 5 on. Strides are derived from the sizes of a tensor
-that has no gaps, in whatever order its dims lie, else each is 0, 1, or a symbol. An int is a symbol
-of its own, a float a runtime number, all else a constant. Positions in `Levels` are escalated
-towards constants.
+A dim up to 32 is a constant, a larger one a symbol; equal sizes share one symbol. At its second
+size, a dim that was 2 to 32 becomes a symbol of its own, from 2 on. Strides are derived from the
+sizes of a tensor that has no gaps, in whatever order its dims lie, else each is 0, 1, or a symbol.
+An int is a symbol of its own. If an op asks how it compares with sizes, it is a constant up to 32
+until it has a second value. A float is a runtime number, all else a constant. `Signature` holds
+what calls so far have shown: spots that vary, that must be constants, and that must be equal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import enum
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -34,15 +35,30 @@ from lowtide.texpr.orders import Order, order_of, strides_in
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.tensors import is_zero_tensor
 
-SMALL = 32  # sizes up to this are constants of the signature …
-MOST_SMALL = 2  # … while a dim has had no more than so many of them …
-TINY = 4  # … sizes up to this not counted: n - 1 of a larger one is no 1, which would broadcast
+SMALL = 32  # sizes up to this are constants of the signature until a dim has had another one
+TINY = 1  # sizes up to this always are: what is 1 broadcasts, of what is 0 nothing can be read
 
 LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
 
-VARIES, FREE, SIZE_LIKE, CONSTANT = -1, 0, 1, 2
-Spot = tuple[Place, int]  # an int at a place (dim -1), or one dim of a tensor there
+# MIXED: a dim that was larger than SMALL when it first varied, so that there are kernels for that.
+# SIZE_LIKE: an int that ops compare with sizes.
+MIXED, VARIES, FREE, SIZE_LIKE, CONSTANT = -2, -1, 0, 1, 2
+
+
+class Spot(NamedTuple):
+    """An int at a place (`dim` -1), or one dim of a tensor of this rank there."""
+
+    place: Place
+    dim: int = -1
+    rank: int = 0
+
+    @property
+    def is_int(self) -> bool:
+        return self.dim < 0
+
+
 Levels = dict[Spot, int]
+Alike = dict[Spot, int]  # the number of the group of spots that ops require to be equal
 
 PLAIN_TYPES = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _OWN_TYPES = (*PLAIN_TYPES, enum.Enum, type(UNBOUND))
@@ -110,8 +126,9 @@ class Dense:
 
 
 Code = int | str  # a size: a constant, or the name of a symbol
-# The least value of symbols, by the letter of their names; others may be anything.
-LEAST = {"s": SMALL + 1, "v": TINY + 1}
+# The least value of symbols, by the letter of their names; others may be anything. Two different
+# symbols s have different values, all others may be equal.
+LEAST = {"s": SMALL + 1, "v": TINY + 1, "i": 0}
 
 
 class Binding:
@@ -120,8 +137,9 @@ class Binding:
 
     `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
     where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
-    `wanted` the tensors that want a gradient; `device`: where all of them are, meta tensors on
-    the one that was given; `is_contiguous`: are all of them?"""
+    `wanted` the tensors that want a gradient; `free`: symbols of ints that no op has compared with
+    sizes; `device`: where all of them are, meta tensors on the one that was given;
+    `is_contiguous`: are all of them?"""
 
     def __init__(
         self,
@@ -129,6 +147,7 @@ class Binding:
         levels: Levels,
         floats_constant: bool,
         device: torch.device = CPU,
+        alike: Alike | None = None,
     ) -> None:
         self.values = values
         self._meta_device = device
@@ -137,15 +156,19 @@ class Binding:
         self.tensors: dict[str, Place] = {}
         self.floats: dict[str, Place] = {}
         self.wanted: list[str] = []
+        self.free: set[str] = set()
         self.is_contiguous = True
         self._device: torch.device | None = None
         self._levels = levels
         self._floats_constant = floats_constant
         self._shared_names: dict[int, str] = {}
-        self._constants: set[int] = set()
-        if VARIES in levels.values():
-            steady = (n for spot, n in dims(values) if levels.get(spot, FREE) != VARIES)
-            self._constants.update(n for n in steady if n <= SMALL)
+        self._alike = alike or {}
+        self._groups: dict[tuple[int, int], list[Spot]] = {}
+        self._of_group: dict[tuple[int, int], Code] = {}
+        if alike:
+            for spot, n in sizes(values):
+                if spot in alike:
+                    self._groups.setdefault((alike[spot], n), []).append(spot)
         self._forms: list[Any] = []
         for i, v in enumerate(values):
             self._describe(v, Place(i))
@@ -167,7 +190,7 @@ class Binding:
         if isinstance(v, torch.Tensor):
             self._forms.append(self._tensor(v, place))
         elif type(v) is int:
-            self._forms.append((int, self._int(v, place)))
+            self._forms.append((int, self._size(v, Spot(place))))
         elif type(v) is float:
             if not self._floats_constant:
                 self.floats[f"f{len(self.floats)}"] = place
@@ -184,12 +207,45 @@ class Binding:
         else:
             self._forms.append((type(v), v if _is_known(v) else ""))
 
-    def _int(self, v: int, place: Place) -> Code:
-        spot = (place, -1)
-        level = self._levels.get(spot, FREE) if abs(v) < LARGE else CONSTANT
+    def _size(self, v: int, spot: Spot) -> Code:
+        """The code of a dim or int; one code for those of its group that are equal in this call."""
+        level = self._levels.get(spot, FREE) if self._levels else FREE
+        if level == CONSTANT or spot not in self._alike:
+            return self._alone(v, spot, level)
+        group = (self._alike[spot], v)
+        if group not in self._of_group:
+            first = min(self._groups[group], key=self._vagueness)
+            self._of_group[group] = self._alone(v, first, self._levels.get(first, FREE))
+        code = self._of_group[group]
+        if isinstance(code, str) and spot not in self.spots[code]:
+            self.spots[code].append(spot)
+        return code
+
+    def _vagueness(self, spot: Spot) -> tuple[bool, bool]:
+        """Orders spots by how little their codes say of a size."""
+        return spot.is_int, self._levels.get(spot, FREE) == VARIES
+
+    def _alone(self, v: int, spot: Spot, level: int) -> Code:
+        if spot.is_int:
+            return self._int(v, spot, level)
+        if level == CONSTANT or v <= TINY or (v <= SMALL and level >= FREE):
+            return v
+        if level == VARIES or v <= SMALL:
+            return self._symbol("v", v, spot)
+        found = self._shared_names.get(v)
+        if found is None:
+            found = self._shared_names[v] = self._symbol("s", v, spot)
+        elif spot not in self.spots[found]:
+            self.spots[found].append(spot)
+        return found
+
+    def _int(self, v: int, spot: Spot, level: int) -> Code:
+        if level == CONSTANT or abs(v) >= LARGE or (level == SIZE_LIKE and v <= SMALL):
+            return v
+        name = self._symbol("n" if level == FREE or v < 0 else "i", v, spot)
         if level == FREE:
-            return self._symbol("n", v, spot)
-        return v if level == CONSTANT or v <= SMALL else self._shared(v, spot)
+            self.free.add(name)
+        return name
 
     def _tensor(self, t: torch.Tensor, place: Place) -> tuple[Any, ...]:
         dtype = dtypes.from_torch(t.dtype)
@@ -208,7 +264,7 @@ class Binding:
         records = t.requires_grad and _GRAD_ON()
         if records:
             self.wanted.append(name)
-        shape = tuple(self._dim(size, (place, d)) for d, size in enumerate(t.shape))
+        shape = tuple(self._size(size, Spot(place, d, t.ndim)) for d, size in enumerate(t.shape))
         if t.is_contiguous():
             return (dtype, shape, None, records)
         self.is_contiguous = False
@@ -220,20 +276,6 @@ class Binding:
             for size, stride in zip(t.shape, t.stride(), strict=True)
         )
         return (dtype, shape, strides, records)
-
-    def _dim(self, size: int, spot: Spot) -> Code:
-        level = self._levels.get(spot, FREE) if self._levels else FREE
-        if level == VARIES and size > TINY and size not in self._constants:
-            return self._shared(size, spot, "v")
-        return size if size <= SMALL or level == CONSTANT else self._shared(size, spot)
-
-    def _shared(self, value: int, spot: Spot, letter: str = "s") -> str:
-        found = self._shared_names.get(value)
-        if found is None:
-            found = self._shared_names[value] = self._symbol(letter, value, spot)
-        else:
-            self.spots[found].append(spot)
-        return found
 
     def _symbol(self, letter: str, value: int, spot: Spot | None) -> str:
         name = f"{letter}{len(self.numbers)}"
@@ -314,15 +356,18 @@ def size_symbol(name: str, low: int | None) -> Index:
     return as_index(Size(name, low))
 
 
-def dims(values: Sequence[Any]) -> Iterator[tuple[Spot, int]]:
-    """Every dim of every tensor among live-ins."""
+def sizes(values: Sequence[Any]) -> Iterator[tuple[Spot, int]]:
+    """Every dim of every tensor among live-ins, and every int."""
     for k, v in enumerate(values):
-        yield from _dims(v, Place(k))
+        yield from _sizes(v, Place(k))
 
 
-def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
+def _sizes(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
     if isinstance(v, torch.Tensor):
-        yield from (((place, d), n) for d, n in enumerate(v.shape))
+        yield from ((Spot(place, d, v.ndim), n) for d, n in enumerate(v.shape))
+        return
+    if type(v) is int:
+        yield Spot(place), v
         return
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(v, tuple | list):
@@ -330,20 +375,28 @@ def _dims(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
     elif is_mapping(v):
         entries = v.items()
     for key, e in entries:
-        yield from _dims(e, place.of(key))
+        yield from _sizes(e, place.of(key))
 
 
 def with_varying(
     levels: Levels, values: Sequence[Any], seen: dict[Spot, set[int]]
 ) -> Levels | None:
-    """The levels with dims that have been too many small sizes by now; None if there are no new
-    ones. `seen`: which they were."""
+    """The levels with dims and ints that have been two sizes by now, of which one is small; None
+    if there are no new ones. `seen`: which they were, SMALL + 1 for all larger ones."""
     found: Levels = {}
-    for spot, n in dims(values):
-        if TINY < n <= SMALL and levels.get(spot, FREE) == FREE:
-            seen.setdefault(spot, set()).add(n)
-            if len(seen[spot]) > MOST_SMALL:
+    for spot, n in sizes(values):
+        if levels.get(spot, FREE) != (SIZE_LIKE if spot.is_int else FREE):
+            continue
+        before = seen.setdefault(spot, set())
+        before.add(min(n, SMALL + 1))
+        if spot.is_int:
+            if len(before) > 1:
                 found[spot] = VARIES
+        elif n > SMALL:
+            if any(TINY < m <= SMALL for m in before):
+                found[spot] = VARIES
+        elif n > TINY and len(before) > 1:
+            found[spot] = MIXED if SMALL + 1 in before else VARIES
     return levels | found if found else None
 
 
@@ -351,8 +404,22 @@ def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Leve
     """The levels with these symbols nearer to constants: free ints first, then size-like ints, then
     dims. None where none of them can be raised further."""
     spots = [s for name in symbols for s in binding.spots.get(name, [])]
-    ints = [s for s in spots if s[1] == -1]
+    ints = {s: levels.get(s, FREE) for s in spots if s.is_int}
     if ints:
-        return levels | {s: min(levels.get(s, FREE) + 1, CONSTANT) for s in ints}
+        return levels | {s: SIZE_LIKE if n == FREE else CONSTANT for s, n in ints.items()}
     dims = dict.fromkeys(spots, CONSTANT)
     return levels | dims if dims else None
+
+
+def size_like(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels:
+    """The levels with these free ints as sizes."""
+    return levels | {s: SIZE_LIKE for name in symbols for s in binding.spots[name]}
+
+
+def grouped(alike: Alike, binding: Binding, symbols: Iterable[str]) -> Alike:
+    """The groups with the spots of these symbols in one."""
+    spots = [s for name in symbols for s in binding.spots[name]]
+    old = {alike[s] for s in spots if s in alike}
+    group = min(old, default=len(alike))
+    joined = [s for s, n in alike.items() if n in old]
+    return alike | dict.fromkeys([*spots, *joined], group)

@@ -47,13 +47,22 @@ from lowtide.specialise.missing_sizes import divisors_behind, told
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
 from lowtide.specialise.signature import Binding, size_symbol
 from lowtide.texpr import expr as ex
-from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols, varies
+from lowtide.texpr.build import (
+    Builder,
+    NeedConst,
+    ShapeError,
+    Unsupported,
+    Val,
+    lone_size,
+    symbols,
+    varies,
+)
 from lowtide.texpr.index import Index, as_index
 from lowtide.texpr.index_ranges import nonnegative
 from lowtide.texpr.pullback import OF_THEIR_OWN
 from lowtide.texpr.sizes import evaluate
 
-MAX_GUARDS: Final = 12
+MAX_GUARDS: Final = 32
 MOST_SCALE: Final = 8  # of the size of a region that records gradients
 
 Write = tuple[Abs, Abs]
@@ -73,6 +82,22 @@ class _TooMuch(Exception):
     def __init__(self, stop: int) -> None:
         super().__init__(stop)
         self.stop = stop
+
+
+class NeedSizes(Exception):
+    """An op compares these ints with sizes: they are sizes, too."""
+
+    def __init__(self, symbols: frozenset[str]) -> None:
+        super().__init__(", ".join(sorted(symbols)))
+        self.symbols = symbols
+
+
+class NeedAlike(Exception):
+    """An op requires these symbols to be equal, and they are: one symbol for both."""
+
+    def __init__(self, symbols: tuple[str, str]) -> None:
+        super().__init__(" and ".join(symbols))
+        self.symbols = symbols
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +131,7 @@ def specialise(
 ) -> Trace:
     """Follows ops in `reach`. `layers`: where equal layers begin; `assumed` answers guards;
     `floats` are this call's, to see whether an op could be lowered if it knew them; `statistics`:
-    what norms may write. Raises NeedConst, NeedGuards and NeedFloats."""
+    what norms may write. Raises NeedConst, NeedSizes, NeedAlike, NeedGuards and NeedFloats."""
     kept: dict[Op, str] = {}
     scale = 1
     while True:
@@ -141,9 +166,11 @@ class _Specialiser:
         self.b, self.live = binding.abstract()
         self.assumed = dict(assumed)
         self.asked: dict[Index, bool] = {}  # guards that are new in `assumed`
-        self.b.ask, self.b.answers = self.ask, self.assumed
+        self.b.ask, self.b.answers = self.answer, self.assumed
+        self.b.found_equal = self.found_equal
         self.numbers = binding.numbers
         self.spots = binding.spots
+        self.free = frozenset(binding.free)
         self.floats = floats
         self.derived: dict[str, Abs] = {}
         self.ops = 0
@@ -260,6 +287,19 @@ class _Specialiser:
         holds = evaluate(index, self.numbers) >= 0
         self.assumed[index] = self.asked[index] = holds
         return holds
+
+    def answer(self, index: Index) -> bool | None:
+        """The same, asked by an op of its shapes."""
+        if free := symbols(index) & self.free:
+            raise NeedSizes(free)
+        return self.ask(index)
+
+    def found_equal(self, a: Index, b: Index) -> None:
+        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are."""
+        names = [atom.name for atom in (lone_size(a), lone_size(b)) if atom is not None]
+        is_known = len(names) == 2 and all(self.spots.get(name) for name in names)
+        if is_known and self.numbers[names[0]] == self.numbers[names[1]]:
+            raise NeedAlike((names[0], names[1]))
 
     def truth(self, x: Abs) -> Abs | None:
         """bool(x) of a tensor of one element, in a loop that is lifted."""

@@ -484,7 +484,8 @@ class _Cotangents:
         total = F(ex.const(0, within))
         if given in self.inputs:
             total = F(ex.cast(ex.load(given, [as_index(a) for a in axes], dtype), within))
-        for term in summed_terms(parts, axes, within):
+        some = [p for p in parts if all(a.extent.const != 0 for a in p.scope)]
+        for term in summed_terms(some, axes, within):
             total = total + F(term)
         self._put(cotangent_name(name), name, axes, ex.cast(total.e, at_least_zero or dtype))
         return True

@@ -87,6 +87,7 @@ class Builder:
         self.branched = False  # was any followed?
         self.writes: list[tuple[Val, Val]] = []  # inputs, and what is to be written there at last
         self.ask: bounds.Ask = lambda _: None  # may split the signature by the answer
+        self.found_equal: Callable[[Index, Index], None] = lambda _, __: None  # may have one symbol
         self.answers: Mapping[Index, bool] = {}  # to what was asked before
         self.loops: list[int] = []  # the first definitions of the bodies that are followed
         self._serial = 0
@@ -215,11 +216,14 @@ class Builder:
         a, b = as_index(a), as_index(b)
         if a is b:
             return True
-        if nonnegative(a - b - 1) or nonnegative(b - a - 1):
+        if differ(a, b):
             return False
-        if _is_symbol(a) and _is_symbol(b):
-            return False  # equal sizes of a signature share one symbol
-        raise NeedConst(symbols(a) | symbols(b))
+        self.found_equal(a, b)
+        above = self._answer(a - b - 1)
+        below = False if above else self._answer(b - a - 1)
+        if above is None or below is None:
+            raise NeedConst(symbols(a) | symbols(b))
+        return not (above or below)
 
     def is_one(self, size: Index | int) -> bool:
         """Is it broadcast? A size that differs between iterations is not, even where it is 1: its
@@ -228,11 +232,24 @@ class Builder:
 
     def at_least(self, size: Index | int, least: int) -> bool:
         room = as_index(size) - least
-        known = self.is_known(room)
-        if known is None and varies(room):
-            known = self.is_always(room) or None
+        known = self._answer(room)
         if known is None:
             raise NeedConst(symbols(room), room)
+        return known
+
+    def extent(self, size: Index | int, message: str) -> Index | int:
+        """A size that an int gives, which must not be negative: 0, or at least 1 in every run."""
+        if self.at_least(size, 1):
+            return size
+        if not self.at_least(size, 0):
+            raise ShapeError(message)
+        return 0
+
+    def _answer(self, index: Index) -> bool | None:
+        """Is index >= 0? What is open splits the signature."""
+        known = self.is_known(index)
+        if known is None:
+            known = (self.is_always(index) or None) if varies(index) else self.ask(index)
         return known
 
     def is_known(self, index: Index) -> bool | None:
@@ -241,7 +258,17 @@ class Builder:
             return True
         if index in self.answers:
             return self.answers[index]
-        return False if self._is_shown(-index - 1) else None
+        if self._is_shown(-index - 1):
+            return False
+        if varies(index):
+            return None
+        for asked, holds in self.answers.items():
+            known = asked if holds else -asked - 1  # not negative
+            if nonnegative(index - known):
+                return True
+            if nonnegative(-index - 1 - known):
+                return False
+        return None
 
     def is_always(self, index: Index) -> bool:
         """Is index >= 0 in all iterations, as the run says of the worst of them?"""
@@ -292,8 +319,9 @@ class Builder:
         a, b = as_index(a), as_index(b)
         if a is b:
             return
-        if nonnegative(a - b - 1) or nonnegative(b - a - 1) or (_is_symbol(a) and _is_symbol(b)):
+        if differ(a, b):
             raise ShapeError(message)
+        self.found_equal(a, b)
         self.program.equalities.append((a, b, message))
 
     def check_bounds(self, val: Val, low: Index | int, high: Index | int) -> None:
@@ -336,9 +364,22 @@ def symbols(index: Index) -> frozenset[str]:
     return frozenset(a.name for a in deep_atoms(index) if isinstance(a, Size))
 
 
-def _is_symbol(index: Index) -> bool:
-    """Is it one size of a tensor? (A free int has no known range and shares no symbol.)"""
+def differ(a: Index, b: Index) -> bool:
+    """Are two sizes that are not the same index certainly different?"""
+    apart = nonnegative(a - b - 1) or nonnegative(b - a - 1)
+    return apart or (has_own_value(a) and has_own_value(b))
+
+
+def has_own_value(index: Index) -> bool:
+    """Is it a size that no other such symbol can be equal to? `specialise/signature` calls them
+    s0, s1, ..."""
+    atom = lone_size(index)
+    return atom is not None and atom.name.startswith("s")
+
+
+def lone_size(index: Index) -> Size | None:
+    """The symbol that it is, None for any other index."""
     if len(index.terms) != 1 or index.terms[0][1] != 1 or len(index.terms[0][0]) != 1:
-        return False
+        return None
     atom = index.terms[0][0][0]
-    return isinstance(atom, Size) and atom.low is not None
+    return atom if isinstance(atom, Size) else None

@@ -64,7 +64,7 @@ CHANGES = {
     "constant size": (
         [torch.rand(50, 4)],
         [torch.rand(50, 5)],
-        ["`x.shape[1]` was 4, is 5"],
+        ["`x.shape[1]` was 4, is any size above 1"],
     ),
     "layout": (
         [torch.rand(50, 40)],
@@ -87,7 +87,8 @@ def test_one_changed_fact(change: str) -> None:
     assert facts_of(f, *before) == []
     f(*after)
     assert facts_of(f, *after) == expected
-    assert facts_of(f, *before) == []
+    if change != "constant size":  # at its second value it has become a symbol
+        assert facts_of(f, *before) == []
 
 
 def test_sizes_that_were_equal() -> None:
@@ -116,7 +117,9 @@ def test_the_nearest_earlier_one_counts() -> None:
     f = lt.script(scaled)
     f(torch.rand(50, 40))
     f(torch.rand(50, 40, 3, dtype=torch.float64))
-    assert facts_of(f, torch.rand(50, 40, 4, dtype=torch.float64)) == ["`x.shape[2]` was 3, is 4"]
+    assert facts_of(f, torch.rand(50, 40, 4, dtype=torch.float64)) == [
+        "`x.shape[2]` was 3, is any size above 1"
+    ]
 
 
 def test_requires_grad_is_a_fact() -> None:

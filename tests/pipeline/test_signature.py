@@ -54,7 +54,7 @@ def test_many_small_sizes_become_any_size() -> None:
     for n in (7, 8, 9, 10, 30, 5, 100, 7, 70):
         x = torch.rand(n, 3)
         counts.append(compiles(lambda x=x: close(f(x, y), pairs(x, y))))
-    assert counts == [1, 1, 1, 0, 0, 0, 0, 0, 1]  # and one for sizes that are equal
+    assert counts == [1, 1, 0, 0, 0, 0, 0, 0, 0]
     for n in range(5):
         x = torch.rand(n, 3)
         close(f(x, y), pairs(x, y))
@@ -88,7 +88,7 @@ def test_a_list_as_long_as_the_data_say_compiles_nothing() -> None:
     for n in (30, 31, 29, 28, 27, 26, 25):
         scores = torch.rand(n)
         counts.append(compiles(lambda s=scores: close(f(s, 0.1), suppressed(s, 0.1))))
-    assert sum(counts) < 40  # sizes up to four, and which are equal
+    assert sum(counts) < 20  # sizes up to one, and which are equal
 
 
 def rescaled(x, rates: list[float]):

@@ -154,7 +154,7 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     if found is None:
         state.guard("none", path)
         return c.const(None)
-    if _is_constant(state, ref.module, name, found):
+    if path not in state.knowledge.changing and _is_constant(state, ref.module, name, found):
         state.guard("value", path)
         return c.const(found)
     if isinstance(found, MethodType) and found.__self__ is ref.module:  # `m.f = MethodType(f, m)`

@@ -86,9 +86,10 @@ def compile_method(
     preserved: frozenset[str] = frozenset(),
     as_declared: bool = False,
     varying: frozenset[tuple[int, str]] = frozenset(),
+    changing: frozenset[str] = frozenset(),
 ) -> MethodProgram:
     """The program of a method; `frozen`: plain attributes are constants, save the `preserved`;
-    `as_declared`: see `Knowledge`; `varying`: see `Assumptions`.
+    `as_declared`, `changing`: see `Knowledge`; `varying`: see `Assumptions`.
 
     Raises CompileError, with the place in the user's file."""
     literal_types = _LITERALS if frozen else ()
@@ -101,6 +102,7 @@ def compile_method(
                 as_declared=as_declared,
                 leaves_parts=leaves_parts,
                 varying=varying,
+                changing=changing,
             )
             try:
                 return _settled(module, name, fn, arg_types, knowledge)

@@ -74,6 +74,7 @@ class Knowledge:
     container_types: dict[str, t.Type] = field(default_factory=dict[str, t.Type])
     literal_types: tuple[type, ...] = ()
     captured_names: frozenset[str] = frozenset()  # never constants: `freeze(preserved_attrs=)`
+    changing: frozenset[str] = frozenset()  # nor these paths, of numbers that have changed before
     varying: frozenset[tuple[int, str]] = frozenset()  # these three: see `Assumptions`
     live: dict[int, object] = field(default_factory=dict[int, object])
     assigned: dict[tuple[int, str], object] = field(default_factory=dict[tuple[int, str], object])
