@@ -41,9 +41,8 @@ class Candidate:
 
     def more(self, chunks: int, factor: int) -> int:
         """Return about `factor` times as many chunks, or the same number if there are no more.
-        Sizes up to SMALL are constants of a signature, so other chunk sizes compile anew. A loop,
-        whose steps may be few and large, gets two such sizes: from the third on, the dim is a
-        symbol with other kernels."""
+        The first size up to SMALL is a constant of the signature, others are a symbol with other
+        kernels. A loop, whose steps may be few and large, gets two such sizes."""
         if self.carried is not None and self.extent // (SMALL + 1) <= 1:
             even = [n for n in range(2, self.extent // 2 + 1) if self.extent % n == 0]
             steps = (even[0] if even else 2, next((n for n in even if n >= _MANY), 0))

@@ -262,7 +262,7 @@ def _arange_ints(b: Builder, start: Index, end: Index, step: Index, dtype: DType
         sign = 1
     if not b.at_least(end - start, 0):
         raise b.error("arange: the end lies before the start")
-    length = floordiv(end - start + step - 1, step) if b.at_least(end - start, 1) else 0
+    length = b.extent(floordiv(end - start + step - 1, step), "arange: a negative length")
     return b.tensor(
         [length], dtype, lambda idx: b.cast(b.at((start + idx[0] * step) * sign), dtype)
     )

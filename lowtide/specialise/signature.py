@@ -264,7 +264,12 @@ class Binding:
         records = t.requires_grad and _GRAD_ON()
         if records:
             self.wanted.append(name)
-        shape = tuple(self._size(size, Spot(place, d, t.ndim)) for d, size in enumerate(t.shape))
+        sizes, rank = t.shape, t.dim()
+        is_new = not self._levels and not self._alike  # no spot is anything but FREE
+        shape = tuple(
+            n if is_new and n <= SMALL else self._size(n, Spot(place, d, rank))
+            for d, n in enumerate(sizes)
+        )
         if t.is_contiguous():
             return (dtype, shape, None, records)
         self.is_contiguous = False

@@ -238,12 +238,14 @@ class Builder:
         return known
 
     def extent(self, size: Index | int, message: str) -> Index | int:
-        """A size that an int gives, which must not be negative: 0, or at least 1 in every run."""
-        if self.at_least(size, 1):
+        """A size that an int gives, which must not be negative: 0, or at least 1 in every run; in
+        some iterations of a loop there may be nothing."""
+        is_many = varies(as_index(size))
+        if not is_many and self.at_least(size, 1):
             return size
         if not self.at_least(size, 0):
             raise ShapeError(message)
-        return 0
+        return size if is_many else 0
 
     def _answer(self, index: Index) -> bool | None:
         """Is index >= 0? What is open splits the signature."""
