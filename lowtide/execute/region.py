@@ -416,8 +416,6 @@ class Region:
                 host, orders = self._host_code(trace, binding, results, values)
             except ViewFails as why:
                 return self._eager(f"a view that does not fit the strides: {why.__cause__}")
-            if _makes_nothing(host):
-                return self._eager("none of its results has an element")
             gradient = self._gradient(host, binding)
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False, orders)
@@ -558,12 +556,6 @@ class Region:
     def _dead(self, stop: int) -> list[Value]:
         alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
         return [v for v in self.live_ins if v not in alive]
-
-
-def _makes_nothing(host: HostCode) -> bool:
-    """Whether kernels would only make tensors without elements."""
-    made = [host.program.defs[n] for n in host.program.results if n in host.program.defs]
-    return bool(made) and all(any(a.extent.const == 0 for a in d.axes) for d in made)
 
 
 def _plan(spec: Specialisation) -> Plan:

@@ -169,7 +169,7 @@ def test_experts_of_any_number_of_tokens(grad: bool) -> None:
         close(*found)
         if grad:
             close(*(torch.autograd.grad(y.exp().sum(), [x, *m.parameters()]) for y in found))
-    assert (lt.cache_stats() - before).compiles == 2 + 2 * grad
+    assert (lt.cache_stats() - before).compiles == 3 + 3 * grad  # of seven, of any, of none
 
 
 def sliced(x, n: int):
