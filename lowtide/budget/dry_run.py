@@ -26,6 +26,7 @@ from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
 from lowtide.budget.simulated_kernels import backward, simulate
 from lowtide.codegen.host.region import print_region
 from lowtide.errors import UNKNOWN_LOC, LowtideError
+from lowtide.execute import eager_threshold
 from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.execute.checkpoint import BY_PYTORCH
 from lowtide.execute.driver import Driver
@@ -196,6 +197,10 @@ class DryRun(Executor):
         except Ineligible as why:
             return self._eager(plan, pos, region.end, env, str(why))
         spec = entry.spec
+        if entry.eager == eager_threshold.WHY:
+            stop = self._eager(plan, pos, min(spec.stop, plan.last), env, entry.eager)
+            self._reason = spec.reason
+            return stop if spec.reason else ~stop
         if entry.eager:
             return self._eager(plan, pos, region.end, env, entry.eager)
         self._reason = spec.reason

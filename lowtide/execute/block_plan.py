@@ -12,7 +12,7 @@ computed at their first use. `executor` runs it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 from lowtide.codegen.host.python_part import PythonPart, is_printable
@@ -83,6 +83,7 @@ class BlockPlan:
         self._regions: dict[int, Region | None] = {}
         self.python: dict[int, tuple[PythonPart, int, tuple[Value, ...]] | None] = {}
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and values dead after it
+        self._straight: dict[tuple[int, int], list[Any] | None] = {}
         self._inner: dict[int, BlockPlan] = {}
         self.sections: dict[Op, Block] = {}  # of checkpoints, by their `with`
         self._apart: dict[Op, bool] = {}
@@ -244,6 +245,32 @@ class BlockPlan:
             dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
             known = self._steps[pos] = prepared(op), tuple(dead)
         return known
+
+    def straight(
+        self, start: int, stop: int
+    ) -> Sequence[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+        """Return the functions that run ops [start, stop) outside of any region, and what is dead
+        after each; None if there is control flow."""
+        key = start, stop
+        if key not in self._straight:
+            self._straight[key] = self._functions(start, stop)
+        return self._straight[key]
+
+    def _functions(
+        self, pos: int, stop: int
+    ) -> list[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+        found: list[tuple[Callable[[Env], object], tuple[Value, ...]]] = []
+        while pos < stop:
+            part = self.python[pos] if pos in self.python else self.python_part(pos)
+            if part is not None and part[1] <= stop:
+                found.append((part[0].run, part[2]))
+                pos = part[1]
+            elif self.ops[pos].blocks:
+                return None
+            else:
+                found.append(self.step(pos))
+                pos += 1
+        return found
 
 
 def _is_tensors(value: Value) -> bool:

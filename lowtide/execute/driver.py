@@ -60,6 +60,10 @@ class KernelExecutor(Executor):
         if region is None:
             return pos
         values = [env[v] for v in region.live_ins]
+        known = region.eager_entry(values)
+        if known is not None:
+            del values
+            return self._small(plan, pos, known, env)
         try:
             if function_modes_on():
                 with watching.aside():
@@ -72,7 +76,7 @@ class KernelExecutor(Executor):
         spec = entry.spec
         del values
         if entry.eager == eager_threshold.WHY:
-            return ~self.ops(plan, pos, region.end, env)
+            return self._small(plan, pos, entry, env)
         if entry.run is None:
             return ~self.eager(plan, pos, region.end, env) if entry.eager else pos
         if results is None:
@@ -84,10 +88,26 @@ class KernelExecutor(Executor):
         env.update(zip(spec.results, results, strict=True))
         return spec.stop if spec.reason else ~spec.stop
 
+    def _small(self, plan: BlockPlan, pos: int, entry: Entry, env: Env) -> int:
+        """Run the ops of a region that PyTorch runs faster; return what `region` does."""
+        stop = self.ops(plan, pos, min(entry.spec.stop, plan.last), env)
+        return stop if entry.spec.reason else ~stop
+
     def eager(self, plan: BlockPlan, start: int, stop: int, env: Env) -> int:
         """Run ops [start, stop) of a region in PyTorch; return `stop`."""
         stats.count("regions_eager")
         return self.ops(plan, start, stop, env)
+
+    def ops(self, plan: BlockPlan, start: int, stop: int, env: Env) -> int:
+        """See the base class."""
+        steps = plan.straight(start, stop)
+        if steps is None:
+            return super().ops(plan, start, stop, env)
+        for step, dead in steps:
+            step(env)
+            for v in dead:
+                env.pop(v, None)
+        return stop
 
     def advance(self, plan: BlockPlan, pos: int, stop: int, env: Env) -> int:
         """See the base class; consecutive ops that form one Python function run at once."""

@@ -128,6 +128,7 @@ class Gradient:
         self.saved: tuple[Saved, ...] = ()
         self.value_and_grad: ValueAndGrad | None = None
         self._passes: dict[tuple[Any, ...], Pass] = {}
+        self._reads: dict[tuple[frozenset[Part], tuple[str, ...]], frozenset[str]] = {}
         self._lock = threading.Lock()
 
     def _reached(self) -> Iterator[str]:
@@ -168,9 +169,13 @@ class Gradient:
 
     def reads(self, parts: frozenset[Part], saved: tuple[str, ...]) -> frozenset[str]:
         """Return the saved values that the backward pass of these parts reads."""
-        outputs = {self.program.results[k] for part in parts for k in part}
-        given = {n: strides for n, strides in self._all_given().items() if n in outputs}
-        return frozenset(self._backward_program(self.wanted, given, saved).inputs)
+        found = self._reads.get((parts, saved))
+        if found is None:
+            outputs = {self.program.results[k] for part in parts for k in part}
+            given = {n: strides for n, strides in self._all_given().items() if n in outputs}
+            found = frozenset(self._backward_program(self.wanted, given, saved).inputs)
+            self._reads[parts, saved] = found
+        return found
 
     # -- forward --
 

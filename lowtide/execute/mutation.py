@@ -20,6 +20,9 @@ from lowtide.ir.core import Function, Op, Value
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
+_STRIDED = torch.strided
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
+
 
 def statistics(function: Function) -> frozenset[Value]:
     """Return the values whose memory a norm in training may write."""
@@ -72,5 +75,7 @@ def _range(x: torch.Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + span * x.itemsize
 
 
-def _dense(value: Any) -> list[torch.Tensor]:
+def _dense(value: Any) -> Sequence[torch.Tensor]:
+    if type(value) in _TENSOR_TYPES:  # quickly, as each call asks
+        return (value,) if value.layout is _STRIDED and not value.is_meta else ()
     return [x for x in tensors_in(value) if x.layout is torch.strided and not x.is_meta]

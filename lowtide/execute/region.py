@@ -46,6 +46,7 @@ from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import (
     CPU,
+    TENSOR_TYPES,
     Alike,
     Binding,
     Levels,
@@ -88,7 +89,7 @@ class Region:
     `live_at[k]`: values that ops from k on use. `statistics`: values that norms in training may
     write. `lent`: values that the caller may write. `returned`: values that may alias a result.
     `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
-    `is_repeated`: it runs in a loop of the driver."""
+    `is_repeated`: it runs in a loop of the driver. `eager_entries`: see `eager_entry`."""
 
     block: Block
     start: int
@@ -114,6 +115,9 @@ class Region:
     floats_constant: bool = False
     tiles: Tiles = "usual"
     is_repeated: bool = False
+    eager_entries: dict[tuple[int, ...], Entry] = field(
+        default_factory=dict[tuple[int, ...], Entry]
+    )
     count: int = 0
     owned: frozenset[Value] = frozenset()
     shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
@@ -260,12 +264,19 @@ class Region:
             if evaluate(a, numbers) != evaluate(b, numbers):
                 return Entry(spec, z, [], None, message)
         entry = Entry(spec, z, [z[k] for k in host.pick], None)
-        if (
-            spec.eager_bytes is not None
-            and evaluate(spec.eager_bytes, numbers) <= eager_threshold.MOST_BYTES
-        ):
+        if spec.excess_bytes is not None and evaluate(spec.excess_bytes, numbers) <= 0:
             entry.eager = eager_threshold.WHY
+            if len(self.eager_entries) >= MAX_EXACT:
+                self.eager_entries.clear()
+            self.eager_entries[_elements(values)] = entry
         return entry
+
+    def eager_entry(self, values: Sequence[Any]) -> Entry | None:
+        """Return the entry by which PyTorch has run the region for as many elements, and with
+        gradients. It may run any ops, so that nothing else has to be the same."""
+        if not self.eager_entries or not torch.is_grad_enabled():
+            return None
+        return self.eager_entries.get(_elements(values))
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
         """Whether the signature was split, because kernels planned for these sizes take much less
@@ -449,18 +460,18 @@ class Region:
             differences=differences(facts, earlier),
             machine=binding.machine,
             room=as_index(0) if host is None else room_bytes(host.program),
-            eager_bytes=self._eager_bytes(trace, host, binding),
+            excess_bytes=self._excess_bytes(trace, host, binding),
         )
 
-    def _eager_bytes(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
-        """Return the bytes of all values, if they are few enough for PyTorch to be as fast."""
-        ops = self.block.ops[self.start : max(trace.stop, self.end)]
-        if host is None or not (
-            self.is_repeated and binding.wanted and eager_threshold.are_few(ops)
-        ):
+    def _excess_bytes(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
+        """Return by how many bytes all values are too many for PyTorch to be as fast."""
+        ops = self.block.ops[self.start : trace.stop]
+        is_whole = self.start == 0 and trace.stop == len(self.block.ops)
+        if host is None or not binding.wanted or (is_whole and not self.is_repeated):
             return None
-        found = eager_threshold.bytes_of(trace.env.values())
-        return found if symbols(found) <= set(host.names) else None
+        limit = eager_threshold.limit_bytes(ops, self.is_repeated)
+        found = eager_threshold.bytes_of(trace.env.values()) - limit
+        return found if limit and symbols(found) <= set(host.names) else None
 
     def _host_code(
         self, trace: Trace, binding: Binding, results: Sequence[Value], values: list[Any]
@@ -556,6 +567,10 @@ class Region:
     def _dead(self, stop: int) -> list[Value]:
         alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
         return [v for v in self.live_ins if v not in alive]
+
+
+def _elements(values: Sequence[Any]) -> tuple[int, ...]:
+    return tuple([v.numel() for v in values if type(v) in TENSOR_TYPES])
 
 
 def _plan(spec: Specialisation) -> Plan:

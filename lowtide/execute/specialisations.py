@@ -48,9 +48,9 @@ class Specialisation:
     `unsaved`: inputs of which the backward pass needs a copy. `differences`: from the nearest
     specialisation compiled before it. `room`: bytes of inputs and outputs. `suits`: these bytes at
     the largest sizes for which no better plan than `executable` was found. `looked`: the same at
-    the largest sizes for which none was searched. `eager_bytes`: bytes of all values, if PyTorch
-    is as fast when these are few. `over`: like `run`, with results written over dead operands
-    (`reuse`), by these operands.
+    the largest sizes for which none was searched. `excess_bytes`: bytes of all values beyond those
+    up to which PyTorch is as fast, None if it is slower at all sizes. `over`: like `run`, with
+    results written over dead operands (`reuse`), by these operands.
     """
 
     stop: int
@@ -73,7 +73,7 @@ class Specialisation:
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
     room: Index = field(default_factory=lambda: as_index(0))
-    eager_bytes: Index | None = None
+    excess_bytes: Index | None = None
     suits: int = 0
     looked: int = 0
     over: dict[Taken, Callable[..., tuple[Any, ...]]] = field(

@@ -79,13 +79,20 @@ def is_plain(op: Op) -> bool:
 
 def callable_of(target: str) -> Callable[..., Any]:
     """The Python function behind the target of `call_torch` or `mutate`; properties included."""
-    root, *path = target.split(".")
-    found: Any = _ROOTS[root]
+    owner, name = owner_of(target)
+    found = getattr(owner, name)
+    # a property of tensors has no call
+    return cast("Callable[..., Any]", found if callable(found) else found.__get__)
+
+
+def owner_of(target: str) -> tuple[Any, str]:
+    """The module or class that the target of `call_torch` or `mutate` is read from, and its name
+    there."""
+    root, *path, name = target.split(".")
+    owner: Any = _ROOTS[root]
     for part in path:
-        found = getattr(found, part)
-    if callable(found):
-        return cast("Callable[..., Any]", found)
-    return cast("Callable[..., Any]", found.__get__)  # a property of tensors
+        owner = getattr(owner, part)
+    return owner, name
 
 
 _ROOTS: dict[str, object] = {

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
-from lowtide.ir.interpret import Env, is_plain, located, run_op
+from lowtide.ir.interpret import Env, is_plain, located, owner_of, run_op
 
 Step: TypeAlias = Callable[[Env], None]
 
@@ -35,6 +35,8 @@ def _function(op: Op) -> Callable[..., Any] | None:
     """What gives the op's only result from its operands; None where `run_op` has more to do."""
     if op.name == "torch.getitem" and "rows" not in op.attrs:
         return _item(cast("Sequence[str]", op.attrs["spec"]))
+    if op.name in ("call_torch", "mutate") and "spec" not in op.attrs and not op.attrs["kwnames"]:
+        return _called(str(op.attrs["target"]))
     if not is_plain(op):
         return None
     definition = opdefs.find(op.name)
@@ -49,6 +51,16 @@ def _item(spec: Sequence[str]) -> Callable[..., Any]:
         return x[opdefs.Indexing.index(spec, items)]
 
     return one if tuple(spec) == ("int",) else several
+
+
+def _called(target: str) -> Callable[..., Any]:
+    owner, name = owner_of(target)
+
+    def call(*operands: Any) -> Any:
+        found = getattr(owner, name)  # which a mode or a user may have put in place since
+        return found(*operands) if callable(found) else found.__get__(*operands)
+
+    return call
 
 
 def _constant(result: Value, value: object) -> Step:

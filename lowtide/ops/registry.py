@@ -16,6 +16,7 @@ Records by op follow mypyc's `primitives/`; the signatures follow ATen's native_
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -324,13 +325,17 @@ def _calling(source: str, params: Sequence[Param]) -> Eager:
     if found is None:
         raise ValueError(f"{source} is not in this PyTorch")
 
+    if not callable(found):  # a property
+        return lambda *operands: found.__get__(operands[0])
+    needs = (p.default is REQUIRED and not p.keyword_only for p in params)
+    first = sum(1 for _ in itertools.takewhile(bool, needs))
+    rest = params[first:]
+
     def call(*operands: Any) -> Any:
-        if not callable(found):  # a property
-            return found.__get__(operands[0])
-        positional: list[Any] = []
+        positional: list[Any] = [*operands[:first]]
         keywords: dict[str, Any] = {}
         pending: list[Any] = []
-        for param, value in zip(params, operands, strict=True):
+        for param, value in zip(rest, operands[first:], strict=True):
             is_default = param.default is not REQUIRED and _same(value, param.default)
             if param.keyword_only:
                 if not is_default:
