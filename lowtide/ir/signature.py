@@ -43,7 +43,7 @@ class RecordLike(Protocol):
 
 _LEAF: dict[str, tuple[Type, ...]] = {
     "Tensor": (t.TENSOR,),
-    "int": (t.INT, t.BOOL, t.NUMBER),
+    "int": (t.INT, t.NUMBER),  # not a bool, which PyTorch refuses where it takes an int
     "float": (t.FLOAT, t.INT, t.BOOL, t.NUMBER),
     "bool": (t.BOOL, t.NUMBER),
     "complex": (t.COMPLEX,),

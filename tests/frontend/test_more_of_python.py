@@ -162,3 +162,88 @@ def test_a_tensor_is_unpacked_with_a_rest() -> None:
         torch.testing.assert_close(lt.script(rows_between)(x), rows_between(x))
     with pytest.raises(ValueError, match="not enough values to unpack"):
         lt.script(rows_between)(torch.randn(1, 3))
+
+
+def iterator_given(x: list[int]):
+    return map(abs, x)
+
+
+def iterator_measured(x: list[int]):
+    return len(abs(v) for v in x)
+
+
+def iterator_indexed(x: list[int]):
+    rows = [[v, v] for v in x]
+    pairs = zip(*rows, strict=False)
+    return pairs[0]
+
+
+def iterator_read_twice(x: list[int]):
+    rows = [[v, v] for v in x]
+    pairs = zip(*rows, strict=False)
+    return list(pairs), list(pairs)
+
+
+def rounded_tensor(x: list[int]):
+    return round(torch.tensor(x))
+
+
+def counted(x: list[int]):
+    return [*x].numel()
+
+
+def spread(x: list[int]):
+    return {**[(v, v) for v in x]}
+
+
+def sliced(x: list[int]):
+    return {v: v for v in x}[1:]
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (iterator_given, "an iterator, which can only be read"),
+        (iterator_measured, "an iterator, which can only be read"),
+        (iterator_indexed, "an iterator, which can only be read"),
+        (iterator_read_twice, "can be read only once"),
+        (rounded_tensor, "a Tensor has no `__round__`"),
+        (counted, "has no method 'numel'"),
+        (spread, "which is no dict"),
+        (sliced, "has no items `1:`"),
+    ],
+)
+def test_what_python_refuses(fn: Any, why: str) -> None:
+    with pytest.raises(lt.CompileError, match=why):
+        lt.script(fn)([-1, 2])
+
+
+def test_rows_of_unknown_number_become_columns() -> None:
+    def fn(rows: list[list[int]]):
+        first, *rest = zip(*rows, strict=False)
+        two = rows[:2]
+        sums = [a + b for a, b in zip(*two, strict=False)]
+        return first, rest, sums, dict(zip(*two, strict=False))
+
+    rows = [[1, 2, 3], [4, 5, 6]]
+    assert lt.script(fn)(rows) == fn(rows)
+
+
+def of_size(x: Tensor, n: int):
+    return torch.zeros(n)
+
+
+def of_dim(x: Tensor, n: int):
+    return x.sum(n)
+
+
+def of_dims(x: Tensor, n: int):
+    return torch.cat([x, x], n)
+
+
+@pytest.mark.parametrize("fn", [of_size, of_dim, of_dims])
+def test_a_bool_is_no_size_or_dim(fn: Any) -> None:
+    for f in (fn, lt.script(fn)):
+        with pytest.raises(TypeError):
+            f(X[None], True)
+    torch.testing.assert_close(lt.script(fn)(X[None], 1), fn(X[None], 1))

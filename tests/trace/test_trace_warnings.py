@@ -75,6 +75,10 @@ def int_of_size(x):
     return x * int(x.shape[0] / 2)
 
 
+def text_of_size(x):
+    return x * len(f"{x.shape[0]}")
+
+
 def sqrt_of_size(x):
     return x / math.sqrt(x.shape[0])
 
@@ -108,6 +112,7 @@ FROZEN: list[tuple[Callable[..., Any], str, str]] = [
     (index, "a tensor used as an index of Python's is frozen as 0", "return [1, 2, 3]"),
     (compare_size, "the comparison of a size, 3 > 2, is frozen as True", "if x.shape[0] > 2:"),
     (int_of_size, "`int` of a size (or a number from sizes) is frozen as 1", "return x * int("),
+    (text_of_size, "the text of a size (or a number from sizes) is frozen as 3", "return x * len"),
     (sqrt_of_size, "`float` of a size, as in math.sqrt(n), is frozen as 3.0", "return x / math"),
     (equal, "`equal` of two tensors is frozen as True", "return x if torch.equal(x, x)"),
     (seeded, "`torch.manual_seed` inside a traced function is not", "torch.manual_seed(3)"),

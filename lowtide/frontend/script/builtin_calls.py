@@ -97,12 +97,20 @@ def _enumerate(c: Context, call: Call) -> Node:
 
 
 def _zip(c: Context, call: Call) -> Node:
-    if call.unpacked:  # `zip(*rows)`
-        return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
     strict = c.constant(call.keywords["strict"]) if "strict" in call.keywords else False
     if not isinstance(strict, bool):
         raise c.error(call.node, "`strict` of zip() must be a constant", "True")
+    if call.unpacked and strict:
+        raise c.error(call.node, "`strict` of zip() of unknown length", "a comparison of lengths")
+    if call.unpacked:  # `zip(*rows)`
+        return c.py(call.node, "list.zipped", c.as_value(call.args[0], call.node))
     return Zip(tuple(call.args), strict)
+
+
+def _round(c: Context, call: Call) -> Node:
+    if isinstance(call.args[0], Value) and t.is_tensor(call.args[0].type):
+        raise c.error(call.node, "a Tensor has no `__round__`", "torch.round(x)")
+    return _py("py.round")(c, call)
 
 
 def _reversed(c: Context, call: Call) -> Node:
@@ -124,6 +132,7 @@ def _bool(c: Context, call: Call) -> Node:
 
 def _len(c: Context, call: Call) -> Node:
     (found,) = call.args
+    c.check_no_iterator(found, call.node.args[0])
     on_module = call_own(c, call.node, found, "__len__")
     if on_module is not None:
         return on_module
@@ -260,7 +269,7 @@ BUILTINS: dict[object, Builtin] = {
     oct: _py("py.oct"),
     hash: _py("py.hash"),
     abs: _py("py.abs", "torch.abs"),
-    round: _py("py.round", "torch.round"),
+    round: _round,
     divmod: _divmod,
     pow: _pow,
     print: _print,

@@ -160,6 +160,14 @@ class Context:
         problem = f"{name}() gives an iterator, which cannot be used as a value"
         return self.error(place, problem, f"list({text})")
 
+    def check_no_iterator(self, found: Node, node: ast.AST) -> None:
+        """Raises CompileError if Python has an iterator here, where a list would show."""
+        if isinstance(found, Value) and found in self.iterators:
+            text = f"list({ast.unparse(node)})" if isinstance(node, ast.expr) else "a list"
+            raise self.error(node, "an iterator, which can only be read, is used as a value", text)
+        if isinstance(found, ITERATORS):
+            raise self._iterator_error(found, node)
+
     def read(self, found: Node, node: ast.AST) -> Value:
         """Return the value of an iterable that is consumed at once: an iterator becomes a list."""
         return (

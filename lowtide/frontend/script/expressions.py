@@ -52,7 +52,7 @@ from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
 from lowtide.ir.python_ops.dicts import VIEWS
-from lowtide.ir.types import ClassType, DictType, OptionalType, TupleType, Type
+from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
 @expression(ast.Constant)
@@ -309,6 +309,8 @@ def _spread_dict(c: Context, node: ast.Dict) -> Value:
         if isinstance(item.type, DictType) and isinstance(made.type, DictType):
             joined = t.join(made.type, item.type)
             c.builder.widen(made, joined)
+        elif isinstance(item.type, ListType | TupleType):
+            raise c.error(value, f"`**` of {describe(item)}, which is no dict", "dict(…) of it")
         c.effect("dict.update", made, item)
     return made
 

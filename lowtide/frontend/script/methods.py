@@ -46,7 +46,7 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
     given = c.read if name in _READERS else c.as_value
     args = [given(a, call.node) for a in call.args]
     match plain:
-        case ListType(t.INT) if name == "numel":  # of a torch.Size
+        case ListType(t.INT) if name == "numel" and not _is_list(c, receiver):  # of a torch.Size
             return c.builder.emit("cast", [c.py(call.node, "math.prod", receiver)], [t.INT]).result
         case ListType() if name in _LIST:
             return _list_method(c, call, receiver, plain, name, args)
@@ -66,6 +66,12 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
             return c.dynamic("py.call_method", operands, name=name, kwnames=tuple(named))
         case _:
             raise c.error(call.node, f"{describe(receiver)} has no method {name!r} here", IGNORED)
+
+
+def _is_list(c: Context, xs: Value) -> bool:
+    """Whether it is a list that the program makes, not a torch.Size, which has the same type."""
+    maker = c.builder.makers.get(xs)
+    return maker is not None and maker.name in ("list.make", "list.of")
 
 
 def has_method(type_: Type, name: str) -> bool:

@@ -169,6 +169,8 @@ def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
     """`return value`."""
     found = c.const(None) if node.value is None else c.expr(node.value)
     is_outermost = c.frame.fn is c.frames[0].fn
+    if is_outermost:
+        c.check_no_iterator(found, node.value or node)
     if is_outermost or c.builder.block is not c.frame.block:  # or the run decides which returns
         found = c.as_value(found, node.value or node)
     c.frame.vars[RETURN_VALUE] = found

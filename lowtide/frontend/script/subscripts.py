@@ -49,6 +49,7 @@ class Items:
 def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
     base = c.expr(node.value)
+    c.check_no_iterator(base, node.value)
     if type(base) in ITEM_OF:
         return ITEM_OF[type(base)](c, node, base)
     if not isinstance(base, Value):
@@ -135,7 +136,7 @@ def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
             return _tuple_item(c, node, base, elems, items.operands[0])
         case TupleType(elems), ("slice",):
             return _tuple_slice(c, node, base, len(elems), items.operands)
-        case DictType(), (_,):
+        case DictType(), (word,) if word != "slice":
             return c.py(node, "dict.item", base, items.operands[0])
         case ClassType(), (_,):
             return classes.call_method(c, node, base, "__getitem__", items.operands)

@@ -149,6 +149,18 @@ def _float(self: Any) -> float:
     return result
 
 
+def _text(self: Any) -> str:
+    text = repr(plain_number(self))
+    _freeze(self, f"the text of a size (or a number from sizes) is frozen as {text}")
+    return text
+
+
+def _format(self: Any, spec: str) -> str:
+    text = format(plain_number(self), spec)
+    _freeze(self, f"the text of a size (or a number from sizes) is frozen as {text}")
+    return text
+
+
 def _hash(self: Any) -> int:
     """Return the hash of the number. For a cached function, a size equals no other key."""
     is_live = isinstance(self, Traced) and self.traced_recorder.is_live()
@@ -191,7 +203,7 @@ def _fill(kind: type, base: type) -> None:
         setattr(kind, f"__{name}__", _itself if base is int else _unary(f"math.{name}"))
     others: dict[str, Any] = {
         "hash": _hash, "bool": _bool, "int": _int, "float": _float,
-        "round": _round, "divmod": _divmod,
+        "round": _round, "divmod": _divmod, "str": _text, "repr": _text, "format": _format,
     }  # fmt: skip
     for name, method in others.items():
         setattr(kind, f"__{name}__", method)

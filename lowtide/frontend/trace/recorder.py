@@ -113,7 +113,7 @@ class Recorder:
     def number_frozen(self, what: str, *, in_library: bool) -> None:
         """Warn that a number became a constant, if the user can do something about it."""
         place = here(self.stop)
-        checked = place.loc.text.lstrip().startswith("assert ")
+        checked = place.loc.text.lstrip().startswith(("assert ", "print("))
         if not checked and (in_library or not place.in_library):
             self.warn_frozen(what, place)
 
