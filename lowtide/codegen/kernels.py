@@ -26,6 +26,7 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
 from lowtide.texpr.printer import print_program
+from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
@@ -73,6 +74,7 @@ class Kernels(ABC):
         self.strides = memory_strides(self.normal.inputs, self.normal.defs)
         self.memory_dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
         self.memory_dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
+        self.arrangements: list[Arrangement] = []
         self.plans = [self._plan(g, f"k{k}", hints) for k, g in enumerate(self.groups)]
         made = self.program.defs
         roots = {n: made[n] for n in self._roots() if n in made}
@@ -188,7 +190,8 @@ class Kernels(ABC):
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """See `Executable.too_wide`."""
-        return None
+        found = (a.too_wide(sizes) for a in self.arrangements)
+        return next((index for index in found if index is not None), None)
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
         """See `Executable.time_ns`."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -28,30 +29,33 @@ _lock = threading.Lock()
 _PROGRAM = """\
 input x: {dtype}[B, M, K] strides (K*M, K, 1)
 input w: {dtype}[B, K, N] strides (N*K, N, 1)
-t[b:B, i:M, j:N]: {dtype} = sum[k:K](mul(x[b, i, k], w[b, k, j]))
-output t
+t[b:B, i:M, j:N]: {wide} = sum[k:K](mul({x}, {w}))
+y[b:B, i:M, j:N]: {dtype} = {y}
+output y
 """
 
 
-def ensure_measured() -> None:
-    """Measure, unless this machine has been measured. Without a C compiler nothing is kept."""
-    if rates.is_measured():
-        return
-    with _lock:
-        if rates.is_measured():
-            return
-        rates.use(rates.Rates(kernels={"": 1.0}))  # meanwhile, products compile to kernels
-        with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
-            rates.keep(_measured())
+def ensure_measured(dtypes: Iterable[str]) -> None:
+    """Measures products of these dtypes where that has not been done on this machine."""
+    for dtype in sorted(dtypes):
+        if rates.is_measured(dtype):
+            continue
+        with _lock:
+            if rates.is_measured(dtype):
+                continue
+            known = rates.current()
+            # what is compiled meanwhile is ours
+            rates.use(replace(known, kernels={**known.kernels, f"{dtype} large": 1.0}))
+            with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
+                rates.keep(_measured(dtype, known))
 
 
-def _measured() -> rates.Rates:
-    library: dict[str, float] = {}
-    kernels: dict[str, float] = {}
-    for dtype in rates.DTYPES:
-        for name, sizes in rates.SHAPES.items():
-            kind = f"{dtype} {name}"
-            library[kind], kernels[kind] = _of_product(dtype, *sizes)
+def _measured(dtype: str, known: rates.Rates) -> rates.Rates:
+    """The table with rows for a dtype."""
+    library, kernels = {**known.library}, {**known.kernels}
+    for name, sizes in rates.SHAPES.items():
+        kind = f"{dtype} {name}"
+        library[kind], kernels[kind] = _of_product(dtype, *sizes)
     copied = torch.ones(_COPIED_BYTES // 4)
     other = torch.empty_like(copied)
     rate = 2.0 * _COPIED_BYTES / _least_ns(lambda: other.copy_(copied))
@@ -61,7 +65,11 @@ def _measured() -> rates.Rates:
 def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> tuple[float, float]:
     """Return the operations per nanosecond of the library and of a kernel."""
     hints = {"B": batch, "M": rows, "K": terms, "N": columns}
-    program = parse_program(_PROGRAM.format(dtype=dtype))
+    wide = BY_NAME[dtype].compute
+    x, w, y = "x[b, i, k]", "w[b, k, j]", "t[b, i, j]"
+    if wide != dtype:
+        x, w, y = f"{wide}({x})", f"{wide}({w})", f"{dtype}({y})"
+    program = parse_program(_PROGRAM.format(dtype=dtype, wide=wide, x=x, w=w, y=y))
     run = compile_program(program, symbols=list(hints), scalars=[], hints=hints)
     x = torch.ones(batch, rows, terms, dtype=BY_NAME[dtype].torch)
     w = torch.ones(batch, terms, columns, dtype=x.dtype)

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import torch
 
 from lowtide.texpr.expr import Program
-from lowtide.texpr.library import has_large_product
+from lowtide.texpr.library import large_products
 
 # Tilings: that of the cost model, the fastest by measurement, or that with the least memory.
 Tiles = Literal["usual", "fastest", "least"]
@@ -67,10 +67,10 @@ def _compiled(
     tiles: Tiles,
 ) -> Any:
     # Imported here because they take time to import.
-    if machine == _CPU and has_large_product(program, hints):
+    if machine == _CPU and (dtypes := large_products(program, hints)):
         from lowtide.codegen.rates import ensure_measured
 
-        ensure_measured()
+        ensure_measured(dtypes)
     if tiles == "fastest":
         from lowtide.codegen.tuned import Tuned as compiler
     elif tiles == "least":

@@ -29,12 +29,13 @@ from lowtide.execute import backend
 from lowtide.execute.backend import Tiles
 from lowtide.execute.parted import Part, parts_of
 from lowtide.execute.value_and_grad import ValueAndGrad, value_and_grad
+from lowtide.ir.dtypes import HALVES, f32
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.equal_gradients import with_equal_gradients
-from lowtide.texpr.expr import Def, Program, Reduce
+from lowtide.texpr.expr import Cast, Def, Program, Reduce
 from lowtide.texpr.idempotent import outputs_for_inputs
 from lowtide.texpr.index import Index, as_index, product, row_major
 from lowtide.texpr.orders import Order, stored_in
@@ -232,12 +233,26 @@ class Gradient:
                 continue
             seen.add(name)
             small = _bytes(d.shape, d.dtype.itemsize, hints) <= room
-            costly = isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS
+            costly = self._is_costly(d, hints) or self._is_rounded_sum(d, hints)
             if name in self.diff.must_save or (small and costly and name not in self.diff.late):
                 chosen[name] = None
             else:
                 todo += [load.source for load in ex.loads(d.expr)]
         return [n for n in self.diff.defs if n in chosen]
+
+    @staticmethod
+    def _is_costly(d: Def, hints: Mapping[str, int]) -> bool:
+        return isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS
+
+    def _is_rounded_sum(self, d: Def, hints: Mapping[str, int]) -> bool:
+        """Whether it is a costly sum in half as many bytes, as the product of a linear layer in
+        bfloat16, with its bias."""
+        if d.dtype.name not in HALVES or not isinstance(d.expr, Cast):
+            return False
+        own = frozenset(a for a in d.axes if a.extent.const != 1)
+        large = {load.source for load in ex.loads(d.expr) if load.free == own}
+        sums = [self.diff.defs[n] for n in large if n in self.diff.defs]
+        return len(sums) == 1 and sums[0].dtype is f32 and self._is_costly(sums[0], hints)
 
     # -- backward --
 

@@ -55,6 +55,7 @@ boolean = DType(
     is_signed=False,
 )
 
+HALVES = ("bf16", "f16")  # names of the floats of 16 bits
 _PRECISION = {"bf16": 8, "f16": 11}  # bits of a number's digits
 _LEAST = {"bf16": -133, "f16": -24}  # the least number above 0 is 2 to this
 _LARGEST = {"bf16": float.fromhex("0x1.fep127"), "f16": 65504.0}

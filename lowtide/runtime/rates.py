@@ -35,7 +35,6 @@ SHAPES: Final[Mapping[str, tuple[int, int, int, int]]] = {
     "thin": (1, 8, 1024, 1024),
     "batch": (32, 64, 64, 64),
 }
-DTYPES: Final = ("f32", "f64")
 
 
 class Sizes(Protocol):
@@ -104,9 +103,9 @@ def current() -> Rates:
     return found
 
 
-def is_measured() -> bool:
-    """Whether there are rates, or a setting replaces them."""
-    return bool(config.current().products or current().kernels)
+def is_measured(dtype: str) -> bool:
+    """Whether there are rates of a dtype, or a setting replaces them."""
+    return bool(config.current().products or f"{dtype} large" in current().kernels)
 
 
 def use(rates: Rates) -> None:

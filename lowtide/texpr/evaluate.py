@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lowtide.ir.dtypes import HALVES
 from lowtide.texpr.expr import (
     AddAt,
     Apply,
@@ -174,6 +175,8 @@ class _Evaluator:
             raise AssertionError("an extreme of nothing")
         match e.fn:
             case "sum":
+                if e.dtype.name in HALVES:  # a product by the library, rounded once
+                    return flat.sum(-1).to(e.dtype.torch)
                 return flat.sum(-1, dtype=e.dtype.torch)
             case "prod":
                 return flat.prod(-1, dtype=e.dtype.torch)

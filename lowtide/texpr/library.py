@@ -7,9 +7,15 @@ is stored, so that it is computed in the kernels of its neighbours.
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
 
-Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and
-outputs together (a hidden layer: twice as large). The terms are the same; the library chooses the
-order of the sum.
+A product of bf16 or f16 is the library's where all its readers round it, after a bias at most. The
+library adds up in float32 and rounds once; what is stored is half as large.
+
+    t[i, j]: f32 = sum[k](f32(a[i, k]) * f32(w[k, j]))     ->  t[i, j]: bf16 = sum[k](…)
+    h[i, j] = bf16(t[i, j] + …)                                h[i, j] = bf16(f32(t[i, j]) + …)
+
+Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and outputs
+together (a hidden layer: twice as large). The terms are the same; the library chooses the order of
+the sum.
 """
 
 from __future__ import annotations
@@ -19,9 +25,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lowtide.ir.dtypes import HALVES, DType, f32
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers
-from lowtide.texpr.expr import Apply, Def, Expr, Load, Program, Reduce
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
 from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.sizes import elements, elements_held, likely, points
 
@@ -55,7 +62,7 @@ def operands_stored(
     defs: dict[str, Def] = {}
     for d in program.defs.values():
         for made in work.apart(d):
-            defs[made.name] = made
+            defs[made.name] = work.widening(made)
     return _without_copies(dataclasses.replace(program, defs=defs), frozenset(work.names))
 
 
@@ -90,14 +97,48 @@ def _turned(d: Def, reader: Def) -> Def | None:
     return dataclasses.replace(reader, axes=tuple(at[i] for i in walked), expr=d.expr)
 
 
-def has_large_product(program: Program, hints: Mapping[str, int]) -> bool:
-    """Is there a sum of so many products that it matters whose it is?"""
+def large_products(program: Program, hints: Mapping[str, int]) -> set[str]:
+    """The dtypes of sums of so many products that it matters whose they are."""
+    found: set[str] = set()
     for d in program.defs.values():
-        e = d.expr
-        is_sum = isinstance(e, Reduce) and e.fn == "sum" and d.dtype.name in DTYPES
-        if is_sum and points((*d.axes, *_reduced(d)), hints) >= LARGE:
-            return True
-    return False
+        sides = _factors(d)
+        if sides is not None and points((*d.axes, *_reduced(d)), hints) >= LARGE:
+            found.add((_half_of(*sides) or d.dtype).name)
+    return found
+
+
+def _factors(d: Def) -> tuple[Expr, Expr] | None:
+    """What a sum of products multiplies."""
+    e = d.expr
+    if not isinstance(e, Reduce) or e.fn != "sum" or d.dtype.name not in DTYPES or d.adds_to:
+        return None
+    body = e.body
+    if body.dtype is not d.dtype or not isinstance(body, Apply) or body.fn != "mul":
+        return None
+    first, second = body.args  # as they are multiplied: in another order they might overflow
+    return first, second
+
+
+def _half_of(first: Expr, second: Expr) -> DType | None:
+    """The 16-bit float of which both are widened values."""
+    if not (isinstance(first, Cast) and isinstance(second, Cast) and first.dtype is f32):
+        return None
+    half = first.arg.dtype
+    return half if half.name in HALVES and second.arg.dtype is half else None
+
+
+def _is_rounded(expr: Expr, name: str, half: DType) -> bool:
+    """Does all that reads a value round it to 16 bits, after additions at most?"""
+    wide: set[Expr] = set()
+    for node in ex.walk(expr):
+        if isinstance(node, Load) and node.source == name:
+            wide.add(node)
+        elif not wide.isdisjoint(node.children):
+            if isinstance(node, Apply) and node.fn == "add":
+                wide.add(node)
+            elif not (isinstance(node, Cast) and node.dtype is half):
+                return False
+    return expr not in wide
 
 
 class _Work:
@@ -109,7 +150,13 @@ class _Work:
         self.is_librarys = is_librarys
         self.names: list[str] = []
         self.stored: dict[Expr, str] = {}  # operands, over numbered axes
-        self.held = elements_held(program, {*program.outputs, *program.checks}, hints)
+        self.roots = {*program.outputs, *program.checks}
+        self.held = elements_held(program, self.roots, hints)
+        self.readers: dict[str, list[Expr]] = {}
+        for d in program.defs.values():
+            for source in {load.source for load in ex.loads(d.expr)}:
+                self.readers.setdefault(source, []).append(d.expr)
+        self.halves: dict[str, DType] = {}  # products that are rounded now
 
     def apart(self, d: Def) -> list[Def]:
         """The definition, preceded by its operands."""
@@ -117,9 +164,13 @@ class _Work:
         if found is None:
             return [d]
         left, right = found
+        half = self.half(d, left, right)
+        if half is not None:
+            left, right = left.children[0], right.children[0]
+        dtype = half or d.dtype
         operands = [self.operand(d, left, "left"), self.operand(d, right, "right")]
         product = Product(
-            dtype=d.dtype.name,
+            dtype=dtype.name,
             batch=self.count(a for a in d.axes if a in left.free and a in right.free),
             rows=self.count(a for a in d.axes if a in left.free and a not in right.free),
             columns=self.count(a for a in d.axes if a in right.free and a not in left.free),
@@ -136,9 +187,34 @@ class _Work:
         made = [x for x, _ in operands if x is not None]
         for x in made:
             self.stored[over_numbers(x.expr, x.axes)] = x.name
-        body = ex.apply("mul", (operands[0][1], operands[1][1]), d.dtype)
-        total = ex.reduce("sum", list(_reduced(d)), body, d.dtype)
+        if half is not None:
+            self.halves[d.name] = half
+        factors = tuple(ex.cast(load, d.dtype) for _, load in operands)
+        body = ex.apply("mul", factors, d.dtype)
+        total = ex.reduce("sum", list(_reduced(d)), body, dtype)
         return [*made, dataclasses.replace(d, expr=total)]
+
+    def half(self, d: Def, left: Expr, right: Expr) -> DType | None:
+        """Of a product of 16-bit floats that may be rounded, these."""
+        half = _half_of(left, right)
+        if half is None or d.name in self.roots:
+            return None
+        readers = self.readers.get(d.name, [])
+        return half if all(_is_rounded(e, d.name, half) for e in readers) else None
+
+    def widening(self, d: Def) -> Def:
+        """The definition with products read as what they are now."""
+        if self.halves.keys().isdisjoint(load.source for load in ex.loads(d.expr)):
+            return d
+
+        def visit(node: Expr) -> Expr | None:
+            half = self.halves.get(node.source) if isinstance(node, Load) else None
+            if half is None or node.dtype is half:
+                return None
+            assert isinstance(node, Load)
+            return ex.cast(ex.load(node.source, node.index, half), node.dtype)
+
+        return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
 
     def count(self, axes: Iterable[Axis]) -> int:
         """Their points at the sizes of the first call."""
@@ -146,14 +222,10 @@ class _Work:
 
     def sides(self, d: Def) -> tuple[Expr, Expr] | None:
         """The two factors of a product of matrices."""
-        e = d.expr
-        if not isinstance(e, Reduce) or e.fn != "sum" or d.dtype.name not in DTYPES or d.adds_to:
+        factors = _factors(d)
+        if factors is None:
             return None
-        body = e.body
-        if body.dtype is not d.dtype or not isinstance(body, Apply) or body.fn != "mul":
-            return None
-        # as they are multiplied: other factors first might overflow, or underflow
-        first, second = body.args
+        first, second = factors
         mine, theirs = ({a for a in d.axes if a in side.free} for side in (first, second))
         if not (mine - theirs and theirs - mine and first.dtype is second.dtype):
             return None
@@ -185,12 +257,12 @@ class _Work:
         known = self.stored.get(over_numbers(side, order))
         at = [as_index(a) for a in order]
         if known is not None:
-            return None, ex.load(known, at, d.dtype)
+            return None, ex.load(known, at, side.dtype)
         fresh = [Axis(a.name, a.extent) for a in order]
         expr = at_indices(side, {a: as_index(b) for a, b in zip(order, fresh, strict=True)})
         label = f"{d.name}_{name}"
         made = Def(name=label, axes=tuple(fresh), expr=expr, loc=d.loc, op=d.op)
-        return made, ex.load(label, at, d.dtype)
+        return made, ex.load(label, at, side.dtype)
 
 
 def _reduced(d: Def) -> Sequence[Axis]:

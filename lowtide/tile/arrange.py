@@ -13,10 +13,11 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Set
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.build import symbols
 from lowtide.texpr.expr import Def, Expr, Input, Reduce
-from lowtide.texpr.index import Axis
+from lowtide.texpr.index import Axis, Index
 from lowtide.texpr.normalise import inline
-from lowtide.texpr.sizes import likely
+from lowtide.texpr.sizes import evaluate, likely
 from lowtide.tile import online
 from lowtide.tile.axes import (
     common_axes,
@@ -27,7 +28,7 @@ from lowtide.tile.axes import (
     sources,
     without_races,
 )
-from lowtide.tile.common_subtiles import WORTH_HOLDING, Reader, common_subtiles
+from lowtide.tile.common_subtiles import ROW_POINTS, WORTH_HOLDING, Reader, common_subtiles
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
@@ -75,6 +76,7 @@ class Arrangement:
     `warps`, `stages`: of a kernel of blocks, see `target.BlockSizes`."""
 
     warps = stages = 0
+    holds_rows = True  # may a task hold all of a long axis for values that it reads again?
 
     def __init__(
         self,
@@ -109,7 +111,21 @@ class Arrangement:
             hints=hints,
             lanes=self.lanes,
         )
-        self.again: set[str] = set()  # reductions that a later sweep reads: computed again there
+        self.bounded: frozenset[Axis] = frozenset()  # kernels are planned anew where these grow
+        self._settle()
+        if self.holds_rows and not self.held and not in_loop:
+            few = (a for a in self.tiles if a.extent.const is None and self.extent(a) <= ROW_POINTS)
+            self.bounded = frozenset(few)
+            if self.bounded:
+                self._settle()
+            if self.bounded and not self.held:
+                self.bounded = frozenset()
+                self._settle()
+
+    def _settle(self) -> None:
+        """Arrange, until all reductions that a later sweep reads are known: they are computed again
+        there."""
+        self.again: set[str] = set()
         while True:
             self._arrange()
             late = self._read_late()
@@ -141,6 +157,14 @@ class Arrangement:
                 inside = {x for e in found for x in ex.walk(e)}
                 inside -= set(reached(item.body, {*found, *item.staged}))
                 item.staged = [*found, *(e for e in item.staged if e not in inside)]
+
+    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
+        """By how much an axis is longer than what a task holds of it in full; None where none
+        is."""
+        for a in self.bounded:
+            if symbols(a.extent) <= sizes.keys() and evaluate(a.extent, sizes) > ROW_POINTS:
+                return a.extent - (ROW_POINTS + 1)
+        return None
 
     def recompute(self, name: str) -> None:
         """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
@@ -383,7 +407,7 @@ class Arrangement:
 
     def _known(self, a: Axis) -> float:
         """An extent that stays the same: of the axes of a state, as far as one can tell."""
-        if self.in_loop:
+        if self.in_loop or a in self.bounded:
             return self.extent(a)
         return math.inf if a.extent.const is None else a.extent.const
 

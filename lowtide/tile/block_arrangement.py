@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from lowtide.texpr import expr as ex
+from lowtide.texpr.build import symbols
 from lowtide.texpr.expr import Expr, Reduce
-from lowtide.texpr.index import Axis, Index, Size, as_index, deep_atoms
+from lowtide.texpr.index import Axis, Index, as_index
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import apart_axes, common_axes
@@ -68,6 +69,8 @@ class Choice:
 
 class BlockArrangement(Arrangement):
     """The decisions about one kernel of blocks."""
+
+    holds_rows = False
 
     # -- what the base class asks for --
 
@@ -163,7 +166,7 @@ class BlockArrangement(Arrangement):
         """Of an axis that is held in full, how much longer it is than what the GPU can hold; None
         where it can hold all of them."""
         planned = {a: self.power(a) for a in self._kept_in_full()}
-        known = (a for a in planned if _names(a.extent) <= sizes.keys())
+        known = (a for a in planned if symbols(a.extent) <= sizes.keys())
         wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
         wider = {a: n for a, n in wider.items() if n > planned[a]}
         if not wider or self._holds(planned | wider):
@@ -310,10 +313,6 @@ class BlockArrangement(Arrangement):
             if tiles[a] < LEAST_PRODUCT:
                 return None
         return dict.fromkeys(item.loops, 1) | tiles
-
-
-def _names(extent: Index) -> set[str]:
-    return {a.name for a in deep_atoms(extent) if isinstance(a, Size)}
 
 
 def power_of(n: int) -> int:

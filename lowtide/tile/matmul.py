@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lowtide.ir.dtypes import HALVES
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce
 from lowtide.texpr.index import Axis, Index, as_index, product
 from lowtide.tile.axes import own_axes
 from lowtide.tile.items import address, stride_along
-from lowtide.tile.products import HALVES
 
 LEAST_POINTS = 1 << 18  # multiplications; below, a call into PyTorch costs more than it can gain
 
@@ -75,6 +75,8 @@ def as_matmul(
     assert a is not None
     assert b is not None
     assert c is not None
+    if c.strides[-1].const != 1:  # some products are slow into columns
+        a, b, c = (_transposed(m) for m in (b, a, c))
     return Matmul(left=a, right=b, result=c, points=product(z.extent for z in (*kept, *terms)))
 
 
@@ -88,7 +90,8 @@ def _sum_of(defs: Mapping[str, Def], halves: bool) -> tuple[Def, Reduce, tuple[L
         return None
     x, y = e.body.args
     if len(made) == 1:
-        is_product = d.dtype.name in ("f32", "f64")
+        is_product = d.dtype.name in ("f32", "f64", *HALVES)
+        x, y = (_widened(side, d) for side in (x, y))
     else:
         is_product = halves and d.dtype.name in HALVES and _is_rounding(made)
         x, y = (_widened(side, d) for side in (x, y))
@@ -147,6 +150,11 @@ def _matrix(
         strides=(*(steps[a] for a in batch), down[1], along[1]),
         offset=offset,
     )
+
+
+def _transposed(m: Matrix) -> Matrix:
+    sizes, strides = ((*x[:-2], x[-1], x[-2]) for x in (m.sizes, m.strides))
+    return Matrix(source=m.source, sizes=sizes, strides=strides, offset=m.offset)
 
 
 def _merged(axes: list[Axis], steps: Mapping[Axis, Index]) -> tuple[Index, Index] | None:

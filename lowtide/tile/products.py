@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide.ir.dtypes import DType
+from lowtide.ir.dtypes import HALVES, DType
 from lowtide.texpr.expr import Apply, Cast, Expr
 from lowtide.texpr.index import Axis
 
-HALVES = ("bf16", "f16")
 LEAST_PRODUCT = 16  # what the units for products take at least
 
 

@@ -128,7 +128,7 @@ def test_a_damaged_table_is_none(
     monkeypatch.setattr(rates, "_current", {})
     monkeypatch.setattr(facts, "read", lambda kind, key: damaged)
     assert rates.current() == Rates()
-    assert not rates.is_measured()
+    assert not rates.is_measured("f32")
 
 
 def test_a_table_is_kept(measured: None, monkeypatch: pytest.MonkeyPatch) -> None:

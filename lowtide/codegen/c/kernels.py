@@ -115,6 +115,7 @@ class HostKernels(Kernels):
         arrangement = Arrangement(
             g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving), alike
         )
+        self.arrangements.append(arrangement)
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
     def to_compile(self) -> list[str]:

@@ -28,7 +28,6 @@ from lowtide.codegen.triton.steps import BlockLaunch
 from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
 from lowtide.runtime.interpreted import InterpretedKernel
-from lowtide.texpr.index import Index
 from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
@@ -60,7 +59,6 @@ class BlockKernels(Kernels):
     ) -> None:
         self.gpu = gpu(machine)
         self.target = block_target(self.gpu, tiling)
-        self.arrangements: list[BlockArrangement] = []
         super().__init__(fusion, symbols, scalars, hints, moving)
         self.interpreted = machine == "interpreter"
         self.machine = machine
@@ -118,12 +116,8 @@ class BlockKernels(Kernels):
         self.arrangements.append(arrangement)
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
 
-    def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        found = (a.too_wide(sizes) for a in self.arrangements)
-        return next((index for index in found if index is not None), None)
-
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        return sum(a.time_ns(sizes) for a in self.arrangements)
+        return sum(a.time_ns(sizes) for a in self.arrangements if isinstance(a, BlockArrangement))
 
     def bound(self) -> dict[str, block_kernels.BlockKernel]:
         with self._lock:
