@@ -19,8 +19,10 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import is_windowed
 from lowtide.texpr.expr import AddAt, Apply, Cast, Def, Expr, Input, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import (
+    Atom,
     Axis,
     Clamp,
+    FloorDiv,
     Gather,
     Index,
     Mod,
@@ -130,6 +132,47 @@ def stride_along(offset: Index, axis: Axis) -> Index | None:
 
 
 @lru_cache(maxsize=8192)
+def along_lanes(offset: Index, axis: Axis, lanes: int) -> Index | None:
+    """By how much the offset grows with each lane of a vector that begins at a multiple of `lanes`;
+    None where that is not a fixed step.
+
+    16 lanes of `(j % 256) // 32` and `j % 32` are side by side: heads of 32, one after another."""
+    step = stride_along(offset, axis)
+    if step is None:
+        known = _lane_step(offset, axis, lanes)
+        step = None if known is None else as_index(known)
+    return step
+
+
+def _lane_step(offset: Index, axis: Axis, lanes: int) -> int | None:
+    total = 0
+    for monomial, factor in offset.terms:
+        steps = [_atom_step(a, axis, lanes) for a in monomial]
+        if None in steps or (any(steps) and len(steps) > 1):
+            return None
+        total += factor * sum(s or 0 for s in steps)
+    return total
+
+
+def _atom_step(atom: Atom, axis: Axis, lanes: int) -> int | None:
+    """0 or 1; None where the atom goes another way."""
+    if isinstance(atom, Gather):
+        return None if axis in atom.expr.free else 0
+    if axis not in deep_atoms(as_index(atom)):
+        return 0
+    if atom is axis or not isinstance(atom, FloorDiv | Mod):
+        return 1 if atom is axis else None
+    step, by = _lane_step(atom.num, axis, lanes), atom.den.const
+    if step == 0 and axis not in deep_atoms(atom.den):
+        return 0
+    start = [a for a in atom.num.atoms() if a is axis or isinstance(a, Mod)]
+    beyond = (atom.num - as_index(start[0])).const if start else None
+    if step != 1 or not by or by % lanes or beyond is None or beyond % lanes:
+        return None  # a vector may begin anywhere within a run
+    return 1 if isinstance(atom, Mod) else 0
+
+
+@lru_cache(maxsize=8192)
 def held_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
     """The clamps and remainders without which points along the axis lie side by side, if there are
     any: but at a few points, they do so with them."""
@@ -218,7 +261,7 @@ def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
             return SPLAT
         return SIDE_BY_SIDE if kept[-1] is a else STRIDED * ctx.lanes
     offset = address(load, ctx.strides)
-    step = stride_along(offset, a)
+    step = along_lanes(offset, a, ctx.lanes)
     if step is None:
         return TESTED if held_along(offset, a) else ANYWHERE * ctx.lanes
     known = {0: SPLAT, 1: SIDE_BY_SIDE}
@@ -389,7 +432,7 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
     if isinstance(e, Load):
         if item.vector not in have or reuse < 4:
             return False
-        step = stride_along(address(e, ctx.strides), item.vector)
+        step = along_lanes(address(e, ctx.strides), item.vector, ctx.lanes)
         return step is None or step.const != 1
     hoisted = item.vector not in have and not (have & set(item.over))
     operations = cost(e)

@@ -387,13 +387,24 @@ class _Planner:
             self._add(rescale, body, scope)
 
     def _add(self, nest: Nest, body: list[Stmt], scope: _Scope) -> None:
-        """Append, or join the nest before where both run over the same points."""
-        last = body[-1] if body else None
-        if isinstance(last, Nest) and _joins(last, nest):
+        """Append, or join the nest before where both run over the same points. What is filled
+        between the two is filled before."""
+        k = next((k for k in range(len(body), 0, -1) if not isinstance(body[k - 1], Fill)), 0)
+        last, fills = body[k - 1] if k else None, body[k:]
+        if isinstance(last, Nest) and _joins(last, nest) and not self._uses(last, fills):
             last.writes.extend(nest.writes)
             last.reads.update(nest.reads)
+            body[k - 1 :] = [*fills, last]
             return
         body.append(nest)
+
+    def _uses(self, nest: Nest, fills: list[Stmt]) -> bool:
+        """Does a nest read or write a buffer that is filled behind it?"""
+        read = (x.source for w in nest.writes for x in ex.loads(w.expr))
+        used = [*_buffers(nest), *nest.reads.values()]
+        used += [self.values[n] for n in read if n in self.values]
+        used += [b.twin for b in used if b.twin is not None]
+        return any(f.buffer is b for f in fills if isinstance(f, Fill) for b in used)
 
 
 def _share_work(first: Expr, second: Expr) -> bool:

@@ -16,7 +16,7 @@ from lowtide.texpr.index import Axis, Index, as_index
 from lowtide.texpr.sizes import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
-from lowtide.tile.items import address, cost, node_cost, stride_along
+from lowtide.tile.items import address, along_lanes, cost, node_cost, stride_along
 from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
 
@@ -90,7 +90,9 @@ def _code_size(nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ..
         total += 1
         if not isinstance(e, Load) or v is None or v not in e.free or e in nest.reads:
             continue
-        if e.source in strides and stride_along(address(e, strides), v) is not as_index(1):
+        if e.source in strides and along_lanes(
+            address(e, strides), v, kernel.lanes
+        ) is not as_index(1):
             total += kernel.lanes
     return total
 

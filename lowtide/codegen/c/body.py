@@ -22,7 +22,7 @@ from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar
 from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms
 from lowtide.texpr.index_ranges import substitute
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import address, held_along, place_in, stride_along
+from lowtide.tile.items import address, along_lanes, held_along, place_in, stride_along
 
 
 @dataclass(slots=True)
@@ -287,8 +287,10 @@ class Body:
         v = self.nest.vector
         if v is None or v not in self._gather_axes(index):
             return f"{self.names.use('splat_i64')}({self._index(index, point)})"
-        step = stride_along(index, v) if v in deep_atoms(index) else None
+        step = self._step(index, v) if v in deep_atoms(index) else None
         if step is not None and not self._gathers_along(index):
+            if step.const == 0:
+                return f"{self.names.use('splat_i64')}({self._index(index, point)})"
             base = self._index(index, point)
             lanes = self.iota("i64")
             return f"{self.names.use('splat_i64')}({base}) + {lanes} * ({c_index(step)})"
@@ -314,16 +316,24 @@ class Body:
         pointer = f"p_{load.source}"
         if v is None or v not in self._gather_axes(offset):
             return self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
-        step = None if self._gathers_along(offset) else stride_along(offset, v)
+        step = None if self._gathers_along(offset) else self._step(offset, v)
         n = "lanes" if self.variant.partial else str(self.names.lanes)
         if step is None:
             return self._held_in_bounds(pointer, offset, point, dtype, n)
+        if step.const == 0:
+            return self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
         base = f"{pointer} + {self._index(offset, point)}"
         if step.const == 1:
             if self.variant.partial:
                 return f"{use(f'load_part_{dtype.name}')}({base}, lanes)"
             return f"{use(f'load_{dtype.name}')}({base})"
         return f"{use(f'load_strided_{dtype.name}')}({base}, {c_index(step)}, {n})"
+
+    def _step(self, offset: Index, v: Axis) -> Index | None:
+        """By how much an offset grows from lane to lane, if that is fixed."""
+        if v in self.names.aligned:
+            return along_lanes(offset, v, self.names.lanes)
+        return stride_along(offset, v)
 
     def _splat(self, element: str, dtype: DType) -> str:
         if dtype.name == "bool":

@@ -26,6 +26,7 @@ class Names:
     values: dict[str, Buffer]  # definitions held in buffers
     fixed: frozenset[Axis]
     grid: frozenset[Axis]
+    aligned: frozenset[Axis]  # whose vectors begin at multiples of `lanes`
     axes: dict[Axis, str] = field(default_factory=dict[Axis, str])
     library: dict[str, None] = field(default_factory=dict[str, None])
     floordivs: set[str] = field(default_factory=set[str])

@@ -80,6 +80,12 @@ def kernel_signature(
     return _Printer(kernel, memory, strides, is_step, {}).signature()
 
 
+def _aligned(kernel: Kernel) -> frozenset[Axis]:
+    """The axes of which every tile has whole vectors."""
+    apart = {a for a, tile in kernel.tiles() if tile is not None and tile % kernel.lanes}
+    return frozenset(a for nest in kernel.nests() for a in nest.axes if a not in apart)
+
+
 class _Printer:
     def __init__(
         self,
@@ -99,6 +105,7 @@ class _Printer:
             values=kernel.values,
             fixed=frozenset(t.axis for t in kernel.grid if t.tile == 1),
             grid=frozenset(t.axis for t in kernel.grid),
+            aligned=_aligned(kernel),
         )
         self.grid_tiles = {t.axis: t.tile or 1 for t in kernel.grid}
         self.sweeps = {s.axis: s.tile for s in sweeps(kernel.body)}
