@@ -50,6 +50,11 @@ u16v cast_f32_bf16(f32v a) {
   return __builtin_convertvector((u32v)blend_i32(a != a, (i32v)quiet, (i32v)r), u16v);
 }""",
 )
+_BF16_ROUNDED = """
+f32v round_f32_bf16(f32v a) {
+  u32v u = (u32v)a, r = u + 0x7fff + ((u >> 16) & 1);
+  return (f32v)(blend_i32(a != a, (i32v)(u | 0x400000), (i32v)r) & ~0xffff);
+}"""
 _F16_TO_F32 = """
   u32v u = __builtin_convertvector(a, u32v), sign = (u & 0x8000) << 16, e = u & 0x7fff;
   f32v small = __builtin_convertvector((i32v)e, f32v) * 5.9604644775390625e-8f;
@@ -123,7 +128,7 @@ def _through_f32(half: str) -> list[Snippet]:
 SNIPPETS: list[Snippet] = [
     *(_numeric(a, b) for a, b in _ONE_STEP),
     *map(_to_bool, ("f64", "f32", "i64", "i32", "u8")),
-    *map(fixed, (*_FROM_BOOL, *_BF16)),
+    *map(fixed, (*_FROM_BOOL, *_BF16, _BF16_ROUNDED)),
     *_F16,
     *_through_f32("bf16"),
     *_through_f32("f16"),

@@ -16,7 +16,7 @@ from itertools import product
 from lowtide.codegen.c import pointwise as pw
 from lowtide.codegen.c.c_index import c_index
 from lowtide.codegen.c.c_names import Names, buffer_place, number
-from lowtide.ir.dtypes import DType, boolean
+from lowtide.ir.dtypes import HALVES, DType, boolean, f32
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms
@@ -446,7 +446,10 @@ class Body:
     # -- writing --
 
     def _write(self, w: Store | Stage, point: Point) -> None:
-        value = self.value(w.expr.value if isinstance(w.expr, AddAt) else w.expr, point)
+        made = w.expr.value if isinstance(w.expr, AddAt) else w.expr
+        if isinstance(w, Store) and isinstance(made, Cast) and made.dtype.name in HALVES:
+            made = made.arg if made.arg.dtype is f32 else made  # the store rounds
+        value = self.value(made, point)
         axes = frozenset(self.nest.axes)
         after = self.scopes[self.depth(axes)].before
         use, v = self.names.use, self.nest.vector

@@ -137,6 +137,8 @@ def cast(source: DType, to: DType, arg: str) -> tuple[str, list[str]]:
     used = [] if a == b else [name]
     text = arg if a == b else f"{name}({arg})"
     if to.name in ("bf16", "f16") and source is not to:
+        if to.name == "bf16":
+            return f"round_f32_bf16({text})", [*used, "round_f32_bf16"]
         down, up = f"cast_f32_{to.name}", f"cast_{to.name}_f32"
         return f"{up}({down}({text}))", [*used, down, up]
     return text, used
