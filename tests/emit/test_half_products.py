@@ -1,0 +1,93 @@
+"""Products of bfloat16 and float16 by PyTorch's library inside a region, and what is saved there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import lowtide as lt
+from lowtide import config
+from lowtide.diagnostics import faults
+
+
+@pytest.fixture(autouse=True)
+def by_library() -> Iterator[None]:
+    with config.override(products="library"):
+        yield
+
+
+def feed_forward(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return x + F.linear(F.gelu(F.linear(F.layer_norm(x, (96,)), w, b)), v)
+
+
+def heads(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    """The gradient of a product whose result lies by columns."""
+    q, k = (F.linear(x, u).view(4, 40, 4, 32).transpose(1, 2) for u in (w, v.t()))
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.2, -1) @ k
+
+
+def summed(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    """Two products in one sum."""
+    return F.linear(x, w, b) + F.linear(x.flip(0), w)
+
+
+PROGRAMS = [feed_forward, heads, summed]
+
+
+def operands(dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((4, 40, 96), (128, 96), (128,), (96, 128))
+    found = [torch.randn(s) / (1 if k == 0 else 10) for k, s in enumerate(shapes)]
+    return [x.bfloat16().to(dtype).requires_grad_() for x in found]
+
+
+def outcome(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    y = fn(*given)
+    wanted = torch.autograd.grad(y.float().sin().sum(), given, allow_unused=True)
+    return [y.detach(), *(g for g in wanted if g is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fn", PROGRAMS)
+def test_as_exact_as_eager(fn: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    exact = outcome(fn, operands(torch.float64))
+    with faults.strict():
+        found = outcome(lt.script(fn), operands(dtype))
+    eager = outcome(fn, operands(dtype))
+    for a, b, e in zip(found, eager, exact, strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        off, theirs = ((x.double() - e).abs().max() for x in (a, b))
+        assert off <= 4 * theirs + 4 * torch.finfo(dtype).eps * e.abs().max()
+
+
+def host_program(fn: Any, *args: Tensor) -> str:
+    stages: Any = lt.script(fn).stages(*args)
+    (text,) = [t for name, t in stages if name == "host program"]
+    return text
+
+
+def test_the_host_program_calls_it() -> None:
+    given = [x.detach() for x in operands(torch.bfloat16)]
+    assert host_program(feed_forward, *given).count("matmul(") == 2
+
+
+def wide(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:
+    return (x.float() @ w.float().t()).sin()
+
+
+def test_a_sum_that_stays_in_float32_is_not_rounded() -> None:
+    given = [x.detach() for x in operands(torch.bfloat16)]
+    torch.testing.assert_close(lt.script(wide)(*given), wide(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_saved_is_rounded() -> None:
+    """Of a linear layer its result in 16 bits, not the sum in 32."""
+    given = operands(torch.bfloat16)
+    text = str(lt.script(feed_forward).explain(*given))
+    assert f"saved {2 * 4 * 40 * 128:,} bytes" in text
+    assert f"saved {4 * 4 * 40 * 128:,} bytes" not in text
