@@ -1,4 +1,4 @@
-"""Products of bfloat16 and float16 by PyTorch's library inside a region, and what is saved there."""
+"""Products of bfloat16 and float16 by PyTorch's library in a region, and what is saved there."""
 
 from __future__ import annotations
 
