@@ -34,6 +34,7 @@ from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
     FULL_EXTENT,
     REDUCED_POINTS,
+    STAGED_POINTS,
     Context,
     Item,
     choose_staged,
@@ -66,6 +67,7 @@ ALIKE_TILE = 144  # of a sum that other kernels compute, too
 LONGER = 4  # times today's extent: a tile needs no room for more, as kernels are planned anew then
 SUM_POINTS = 1 << 20  # that a task sums up at once: 4 MiB of floats for each thread
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
+SHORT = 48  # rows of a product: fewer than a task takes
 KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
@@ -87,12 +89,13 @@ class Arrangement:
         hints: Mapping[str, int],
         target: Target,
         name: str,
-        in_loop: bool,
+        moving: Set[str],
         alike: Set[str] = frozenset(),
     ) -> None:
         self.name = name
         self.alike = alike  # sums that other kernels compute, too: in this order
-        self.in_loop = in_loop  # a step's values are no larger than what the loop carries
+        self.moving = moving  # of a step of a loop, what is another at the next one
+        self.in_loop = bool(moving)  # a step's values are no larger than what the loop carries
         self.hints = hints
         self.target = target
         self.stores = stores
@@ -113,7 +116,7 @@ class Arrangement:
         )
         self.bounded: frozenset[Axis] = frozenset()  # kernels are planned anew where these grow
         self._settle()
-        if self.holds_rows and not self.held and not in_loop:
+        if self.holds_rows and not self.held and not self.in_loop:
             few = (a for a in self.tiles if a.extent.const is None and self.extent(a) <= ROW_POINTS)
             self.bounded = frozenset(few)
             if self.bounded:
@@ -216,8 +219,25 @@ class Arrangement:
         if extra and tasks(pure, along, self.hints) < enough:
             chosen = [a for a in chosen if a not in along]
             chosen.append(max(extra, key=self.extent))
+        self.short = 1
+        if len(chosen) > 1 and self._shares_columns(*chosen[-2:]):
+            self.short = self.extent(chosen.pop())
         last = 1 if chosen and self._is_batch(chosen[-1]) else None
         return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
+
+    def _shares_columns(self, outer: Axis, rows: Axis) -> bool:
+        """Are there few rows, and do the products of all points of another axis have a factor in
+        common? Then a task takes the rows of several points."""
+        if (rows.extent.const or SHORT + 1) > SHORT:
+            return False
+        if self.extent(outer) < 2 * self.target.threads:
+            return False
+        for d in self.reductions.values():
+            if is_contraction(d):
+                loads = [x.free for x in ex.loads(d.expr) if x.free & {*reduced_axes(d)}]
+                if not any({outer, rows}.isdisjoint(free) for free in loads):
+                    return False
+        return any(is_contraction(d) for d in self.reductions.values())
 
     def _is_column(self, a: Axis) -> bool:
         """Is the axis short, and most of the work the same for all its points?"""
@@ -247,7 +267,7 @@ class Arrangement:
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
-            tile = self.target.grid_tile * (1 if self.local else 2)
+            tile = self.target.grid_tile * (1 if self.local else 2) // self.short
         tile = min(self._balanced(main, tile, rest), max(main.extent.const or tile, 1))
         for d in self.defs.values():
             if shared_rows(d) is not None:
@@ -378,7 +398,22 @@ class Arrangement:
             for e in item.staged:
                 self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
         self._keep_whole(tiles)
-        return {a: tile for a, tile in tiles.items() if self._known(a) > tile}
+        kept = self._kept_by_steps()
+        return {a: tile for a, tile in tiles.items() if self._known(a) > tile and a not in kept}
+
+    def _kept_by_steps(self) -> frozenset[Axis]:
+        """The axes of staged values that are the same in all steps of a loop, as the weights of a
+        recurrent layer are, if a task has room for all of these: they are staged once."""
+        if not self.in_loop:
+            return frozenset()
+        staged = {e for i in self.all_items() for e in i.staged if self._stays(e)}
+        points = sum(math.prod(map(self.extent, e.free)) for e in staged)
+        found = frozenset(a for e in staged for a in e.free)
+        return found if points <= STAGED_POINTS else frozenset()
+
+    def _stays(self, e: Expr) -> bool:
+        changing = self.grid_axes().union(*(own_axes(i.d) for i in self.local.values()))
+        return changing.isdisjoint(e.free) and self.moving.isdisjoint(x.source for x in ex.loads(e))
 
     def _keep_whole(self, tiles: dict[Axis, int]) -> None:
         """A contraction that is read in two sweeps, the second for what the first has summed up,

@@ -212,7 +212,7 @@ def _two_rows(
 def _register_tile(
     u: Axis, v: Axis, room: int, kernel: Kernel, hints: Mapping[str, int], target: Target
 ) -> tuple[int, int]:
-    """Rows and vectors: least waste at the edge, then fewest loads per result."""
+    """Rows and vectors: the fewest operations and loads, those at the edges, too."""
     width, height = _vectors(v, kernel, hints), _points(u, kernel, hints)
     best: tuple[float, int, int] | None = None
     for rows, vectors in REGISTER_TILES[target.accumulators]:
@@ -220,12 +220,19 @@ def _register_tile(
             rows -= 1
         if rows * vectors > room:
             continue
-        waste = (-(-width // vectors) * vectors / width) * (-(-height // rows) * rows / height)
-        loads = (rows + vectors) / (rows * vectors)
-        key = (waste * (1 + loads), rows, vectors)
+        rest, beside = height % rows, width % vectors
+        blocks = (width - beside) * _step_cost(rows, vectors) + beside * _step_cost(rows, 1)
+        total = (height - rest) * blocks + rest * width * _step_cost(1, 1)
+        key = (total, rows, vectors)
         if best is None or key < best:
             best = key
     return (best[1], best[2]) if best else (1, 1)
+
+
+def _step_cost(rows: int, vectors: int) -> float:
+    """Of a vector of a register tile: a multiplication, and its part of the elements and vectors
+    that are loaded."""
+    return 1 + (rows + vectors) / (rows * vectors)
 
 
 def _points(a: Axis, kernel: Kernel, hints: Mapping[str, int]) -> int:

@@ -113,7 +113,7 @@ class HostKernels(Kernels):
         n, target = self.normal, self.target
         alike = recomputed(self.groups, self.program.again)
         arrangement = Arrangement(
-            g, stores, n.inputs, n.defs, hints, target, name, bool(self.moving), alike
+            g, stores, n.inputs, n.defs, hints, target, name, self.moving, alike
         )
         self.arrangements.append(arrangement)
         return compiler.tiled(arrangement, self.moving, hints, self.strides)

@@ -111,7 +111,7 @@ class BlockKernels(Kernels):
         stores = [n for n in g.defs if n in self.stored]
         n, alike = self.normal, recomputed(self.groups, frozenset())
         arrangement = BlockArrangement(
-            g, stores, n.inputs, n.defs, hints, self.target, name, bool(self.moving), alike
+            g, stores, n.inputs, n.defs, hints, self.target, name, self.moving, alike
         )
         self.arrangements.append(arrangement)
         return compiler.tiled(arrangement, self.moving, hints, self.strides)
