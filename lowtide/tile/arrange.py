@@ -16,15 +16,18 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.build import symbols
 from lowtide.texpr.expr import Def, Expr, Input, Reduce
 from lowtide.texpr.index import Axis, Index
-from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import evaluate, likely
 from lowtide.tile import online
 from lowtide.tile.axes import (
+    SMALL_POINTS,
     common_axes,
     consumed,
+    is_batch,
     is_contraction,
     own_axes,
+    pointwise_inlined,
     reduced_axes,
+    shares_columns,
     sources,
     without_races,
 )
@@ -59,7 +62,6 @@ from lowtide.tile.target import Target
 SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
 IDLE = 16  # threads wait for the last tile at most this fraction of the time
-SMALL_POINTS = 1 << 20
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
 LONG_ROWS = 8  # of so many results,
 LINES_TILE = 8  # and so many lines, stay in L2 while all results are summed up
@@ -67,7 +69,6 @@ ALIKE_TILE = 144  # of a sum that other kernels compute, too
 LONGER = 4  # times today's extent: a tile needs no room for more, as kernels are planned anew then
 SUM_POINTS = 1 << 20  # that a task sums up at once: 4 MiB of floats for each thread
 LOCAL_POINTS = 1 << 18  # of a value that lives for one tile: 1 MiB of floats
-SHORT = 48  # rows of a product: fewer than a task takes
 KEPT_POINTS = 1 << 17  # of a contraction that is read again: stays in L2
 HELD_POINTS = 1 << 16  # of a convolution's accumulator: the lines of a tile, for all its outputs
 
@@ -100,7 +101,7 @@ class Arrangement:
         self.target = target
         self.stores = stores
         self.epilogue = group.epilogue
-        self.defs = _pointwise_inlined(group.defs)
+        self.defs = pointwise_inlined(group.defs)
         self.reductions = {n: d for n, d in self.defs.items() if isinstance(d.expr, Reduce)}
         self.consumed = consumed(self.defs)
         self.lanes = lanes_of(self.defs.values(), target)
@@ -207,7 +208,7 @@ class Arrangement:
         extra = [a for a in common if a not in pure]
         if extra and all(self._is_column(a) for a in pure):
             pure = []  # they share the work on a pair: they stay together
-        lines = lines and len(pure) > 1 and not self._is_batch(pure[-1])
+        lines = lines and len(pure) > 1 and not is_batch(pure[-1], self.defs, self.hints)
         chosen = pure[:-1] if lines else list(pure)
         if pure and chosen != pure and math.prod(map(self.extent, chosen)) < enough:
             chosen = list(pure)
@@ -220,24 +221,11 @@ class Arrangement:
             chosen = [a for a in chosen if a not in along]
             chosen.append(max(extra, key=self.extent))
         self.short = 1
-        if len(chosen) > 1 and self._shares_columns(*chosen[-2:]):
+        several = len(chosen) > 1 and self.extent(chosen[-2]) >= enough
+        if several and shares_columns(chosen[-2], chosen[-1], self.reductions):
             self.short = self.extent(chosen.pop())
-        last = 1 if chosen and self._is_batch(chosen[-1]) else None
+        last = 1 if chosen and is_batch(chosen[-1], self.defs, self.hints) else None
         return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
-
-    def _shares_columns(self, outer: Axis, rows: Axis) -> bool:
-        """Are there few rows, and do the products of all points of another axis have a factor in
-        common? Then a task takes the rows of several points."""
-        if (rows.extent.const or SHORT + 1) > SHORT:
-            return False
-        if self.extent(outer) < 2 * self.target.threads:
-            return False
-        for d in self.reductions.values():
-            if is_contraction(d):
-                loads = [x.free for x in ex.loads(d.expr) if x.free & {*reduced_axes(d)}]
-                if not any({outer, rows}.isdisjoint(free) for free in loads):
-                    return False
-        return any(is_contraction(d) for d in self.reductions.values())
 
     def _is_column(self, a: Axis) -> bool:
         """Is the axis short, and most of the work the same for all its points?"""
@@ -274,13 +262,6 @@ class Arrangement:
                 held = math.prod(self.extent(a) for a in own_axes(d) if a not in self.grid_axes())
                 tile = max(min(tile, HELD_POINTS // held), 1)
         return (*self.grid[:-1], Tiled(main, tile))
-
-    def _is_batch(self, a: Axis) -> bool:
-        """Do two points of the axis read nothing in common, with work enough in each?"""
-        loads = [x for d in self.defs.values() for x in ex.loads(d.expr) if x.free]
-        nests = [{*own_axes(d), *reduced_axes(d)} for d in self.defs.values()]
-        work = max(math.prod(map(self.extent, axes)) for axes in nests)
-        return work >= SMALL_POINTS * self.extent(a) and all(a in x.free for x in loads)
 
     def _balanced(self, main: Axis, most: int, rest: int) -> int:
         """At most `most` rows a tile, and tiles that the threads can share out evenly.
@@ -618,15 +599,3 @@ def _terms(item: Item) -> list[Axis]:
 
 def _same_points(a: Item, b: Item) -> bool:
     return set(a.loops) == set(b.loops)
-
-
-def _pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
-    """A stored pointwise member that others read is computed again there, in registers."""
-    result: dict[str, Def] = {}
-    pointwise: dict[str, Def] = {}
-    for d in defs.values():
-        new = Def(name=d.name, axes=d.axes, expr=inline(d.expr, pointwise), loc=d.loc, op=d.op)
-        result[d.name] = new
-        if not isinstance(d.expr, Reduce):
-            pointwise[d.name] = new
-    return result

@@ -18,8 +18,11 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import AddAt, Def, Load, Reduce
 from lowtide.texpr.index import Axis, as_index, the_axis
+from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
 
+SMALL_POINTS: Final = 1 << 20  # of a nest: so few are not worth a task of their own
+SHORT: Final = 48  # rows of a product: fewer than a task takes
 LONG: Final = 128  # terms of a product that costs more than to store its result and read it twice
 
 
@@ -96,6 +99,39 @@ def is_contraction(d: Def) -> bool:
     loops = {*own_axes(d), *d.expr.axes}
     partial = [load.free for load in ex.loads(d.expr.body)]
     return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
+
+
+def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool:
+    """Do two points of the axis read nothing in common, with work enough in each?"""
+    loads = [x for d in defs.values() for x in ex.loads(d.expr) if x.free]
+    nests = [{*own_axes(d), *reduced_axes(d)} for d in defs.values()]
+    work = max(math.prod(likely(b.extent, hints) for b in axes) for axes in nests)
+    return work >= SMALL_POINTS * likely(a.extent, hints) and all(a in x.free for x in loads)
+
+
+def shares_columns(outer: Axis, rows: Axis, defs: Mapping[str, Def]) -> bool:
+    """Are there few rows, and do the products of all points of another axis have a factor in
+    common? Then a task takes the rows of several points."""
+    products = [d for d in defs.values() if is_contraction(d)]
+    if (rows.extent.const or SHORT + 1) > SHORT or not products:
+        return False
+    for d in products:
+        factors = [x.free for x in ex.loads(d.expr) if x.free & {*reduced_axes(d)}]
+        if not any({outer, rows}.isdisjoint(free) for free in factors):
+            return False
+    return True
+
+
+def pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
+    """A stored pointwise member that others read is computed again there, in registers."""
+    result: dict[str, Def] = {}
+    pointwise: dict[str, Def] = {}
+    for d in defs.values():
+        new = Def(name=d.name, axes=d.axes, expr=inline(d.expr, pointwise), loc=d.loc, op=d.op)
+        result[d.name] = new
+        if not isinstance(d.expr, Reduce):
+            pointwise[d.name] = new
+    return result
 
 
 def is_long(d: Def, hints: Mapping[str, int]) -> bool:
