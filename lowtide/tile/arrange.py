@@ -221,8 +221,7 @@ class Arrangement:
             chosen = [a for a in chosen if a not in along]
             chosen.append(max(extra, key=self.extent))
         self.short = 1
-        several = len(chosen) > 1 and self.extent(chosen[-2]) >= enough
-        if several and shares_columns(chosen[-2], chosen[-1], self.reductions):
+        if shares_columns(chosen, self.reductions) and self.extent(chosen[-2]) >= enough:
             self.short = self.extent(chosen.pop())
         last = 1 if chosen and is_batch(chosen[-1], self.defs, self.hints) else None
         return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from lowtide.texpr import expr as ex
@@ -104,20 +104,19 @@ def is_contraction(d: Def) -> bool:
 def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool:
     """Do two points of the axis read nothing in common, with work enough in each?"""
     loads = [x for d in defs.values() for x in ex.loads(d.expr) if x.free]
-    nests = [{*own_axes(d), *reduced_axes(d)} for d in defs.values()]
-    work = max(math.prod(likely(b.extent, hints) for b in axes) for axes in nests)
+    work = largest_nest(defs, hints)
     return work >= SMALL_POINTS * likely(a.extent, hints) and all(a in x.free for x in loads)
 
 
-def shares_columns(outer: Axis, rows: Axis, defs: Mapping[str, Def]) -> bool:
-    """Are there few rows, and do the products of all points of another axis have a factor in
-    common? Then a task takes the rows of several points."""
+def shares_columns(axes: Sequence[Axis], defs: Mapping[str, Def]) -> bool:
+    """Has the last axis few rows, and do the products of all points of the one before have a factor
+    in common? Then a task takes the rows of several points."""
     products = [d for d in defs.values() if is_contraction(d)]
-    if (rows.extent.const or SHORT + 1) > SHORT or not products:
+    if len(axes) < 2 or (axes[-1].extent.const or SHORT + 1) > SHORT or not products:
         return False
     for d in products:
         factors = [x.free for x in ex.loads(d.expr) if x.free & {*reduced_axes(d)}]
-        if not any({outer, rows}.isdisjoint(free) for free in factors):
+        if not any(free.isdisjoint(axes[-2:]) for free in factors):
             return False
     return True
 

@@ -108,7 +108,7 @@ def planned(name: str, vector_bytes: int) -> tuple[Kernel, Program, Target]:
     (only,) = group(normal, HINTS, 2)
     stores = [n for n in only.defs if n in normal.outputs]
     kernel = plan(
-        Arrangement(only, stores, normal.inputs, normal.defs, HINTS, target, "k0", moving=frozenset())
+        Arrangement(only, stores, normal.inputs, normal.defs, HINTS, target, "k0", frozenset())
     )
     return kernel, normal, target
 
