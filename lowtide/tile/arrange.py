@@ -47,9 +47,12 @@ from lowtide.tile.items import (
     is_register_tile,
     lies_along,
     long_sum,
+    long_terms,
     memory_strides,
     node_cost,
     reduce_item,
+    rounds,
+    same_points,
     shared_rows,
     short_row,
     store_item,
@@ -117,18 +120,22 @@ class Arrangement:
         )
         self.bounded: frozenset[Axis] = frozenset()  # kernels are planned anew where these grow
         self._settle()
-        if self.holds_rows and not self.held and not self.in_loop:
+        if self._may_hold_rows():
             few = (a for a in self.tiles if a.extent.const is None and self.extent(a) <= ROW_POINTS)
             self.bounded = frozenset(few)
-            if self.bounded:
-                self._settle()
-            if self.bounded and not self.held:
+            self._settle()
+            if not self.held:
                 self.bounded = frozenset()
                 self._settle()
 
+    def _may_hold_rows(self) -> bool:
+        """Not where tiles of pairs go by: a row of these may be long."""
+        if not (self.holds_rows and self.tiles) or self.held or self.in_loop or self.local:
+            return False
+        return not any(is_register_tile(i, self.ctx) for i in self.items)
+
     def _settle(self) -> None:
-        """Arrange, until all reductions that a later sweep reads are known: they are computed again
-        there."""
+        """Arrange until it is known which reductions are computed again in a later sweep."""
         self.again: set[str] = set()
         while True:
             self._arrange()
@@ -163,8 +170,7 @@ class Arrangement:
                 item.staged = [*found, *(e for e in item.staged if e not in inside)]
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """By how much an axis is longer than what a task holds of it in full; None where none
-        is."""
+        """By how much an axis is longer than a task holds of it in full; None where none is."""
         for a in self.bounded:
             if symbols(a.extent) <= sizes.keys() and evaluate(a.extent, sizes) > ROW_POINTS:
                 return a.extent - (ROW_POINTS + 1)
@@ -249,7 +255,7 @@ class Arrangement:
             tile = max(1, self.target.task_points // max(rest, 1))
             if any(i.vector is main for i in self.all_items()):
                 tile = max(tile, 16 * self.lanes)
-            if any(main in _terms(i) for i in self.all_items()):
+            if any(main in long_terms(i) for i in self.all_items()):
                 tile = min(tile, SUM_TILE)
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
@@ -314,7 +320,7 @@ class Arrangement:
     def _side_by_side(self, a: Item, b: Item) -> bool:
         """May both stand in one nest? A value of a tile and its readers never do."""
         alike = a.kind == b.kind and (a.name in self.local) == (b.name in self.local)
-        return alike and _same_points(a, b)
+        return alike and same_points(a, b)
 
     def all_items(self) -> list[Item]:
         return [*self.items, *self.local.values()]
@@ -382,14 +388,13 @@ class Arrangement:
         return {a: tile for a, tile in tiles.items() if self._known(a) > tile and a not in kept}
 
     def _kept_by_steps(self) -> frozenset[Axis]:
-        """The axes of staged values that are the same in all steps of a loop, as the weights of a
-        recurrent layer are, if a task has room for all of these: they are staged once."""
+        """The axes of staged values that no step of a loop changes, if a task has room for all."""
         if not self.in_loop:
             return frozenset()
         staged = {e for i in self.all_items() for e in i.staged if self._stays(e)}
-        points = sum(math.prod(map(self.extent, e.free)) for e in staged)
-        found = frozenset(a for e in staged for a in e.free)
-        return found if points <= STAGED_POINTS else frozenset()
+        if sum(math.prod(map(self.extent, e.free)) for e in staged) > STAGED_POINTS:
+            return frozenset()
+        return frozenset(a for e in staged for a in e.free)
 
     def _stays(self, e: Expr) -> bool:
         changing = self.grid_axes().union(*(own_axes(i.d) for i in self.local.values()))
@@ -470,11 +475,11 @@ class Arrangement:
 
         Alone in its nest it has a register for each loop. Beside others, which keep other axes, it
         may be updated in memory: then so many terms over all its axes."""
-        terms, lanes = _terms(item), item.vector
-        if _rounds(item) and lanes in item.over and lanes and lanes.extent.const is None:
+        terms, lanes = long_terms(item), item.vector
+        if rounds(item) and lanes in item.over and lanes and lanes.extent.const is None:
             yield lanes, SUM_TILE
         swept = [a for a in terms if a not in self.grid_axes()]
-        beside = [i for i in self.all_items() if i.kind == "reduce" and _same_points(i, item)]
+        beside = [i for i in self.all_items() if i.kind == "reduce" and same_points(i, item)]
         if all(set(i.over) == set(item.over) for i in beside):
             yield from ((a, SUM_TILE) for a in swept)
             return
@@ -583,18 +588,3 @@ class Arrangement:
             if a in item.over:
                 return chain[:k]
         return chain
-
-
-def _rounds(item: Item) -> bool:
-    return isinstance(item.d.expr, Reduce) and item.d.expr.fn == "sum" and item.d.dtype.is_float
-
-
-def _terms(item: Item) -> list[Axis]:
-    """Long axes that a float sum is taken over one by one, not along the lanes."""
-    if not _rounds(item):
-        return []
-    return [a for a in item.over if a is not item.vector and a.extent.const is None]
-
-
-def _same_points(a: Item, b: Item) -> bool:
-    return set(a.loops) == set(b.loops)

@@ -343,6 +343,21 @@ def long_sum(item: Item, ctx: Context) -> Axis | None:
     return None
 
 
+def rounds(item: Item) -> bool:
+    return isinstance(item.d.expr, Reduce) and item.d.expr.fn == "sum" and item.d.dtype.is_float
+
+
+def long_terms(item: Item) -> list[Axis]:
+    """Long axes that a float sum is taken over one by one, not along the lanes."""
+    if not rounds(item):
+        return []
+    return [a for a in item.over if a is not item.vector and a.extent.const is None]
+
+
+def same_points(a: Item, b: Item) -> bool:
+    return set(a.loops) == set(b.loops)
+
+
 # ---- staging --------------------------------------------------------------------------------
 
 

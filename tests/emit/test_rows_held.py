@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.texpr.index import Axis, as_index, floordiv, mod
+from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index_ranges import floordiv, mod
 from lowtide.tile.items import along_lanes
 
 
