@@ -51,8 +51,8 @@ def _refuse_old(*old: Any) -> None:
 # `near` is a value of its own so that the slope of the square is 0, not 0 * inf, far away.
 def _smooth_l1(x: Term, y: Term, beta: float) -> Term:
     apart = (x - y).fn("abs")
-    if beta == 0.0:
-        return apart
+    if beta == 0.0:  # as `l1_loss`, whose slope at NaN is 0
+        return (x - y).fn("maximum", y - x)
     near = (apart < beta).where(apart, 0.0)
     return (apart < beta).where(0.5 * near * near / beta, apart - 0.5 * beta)
 

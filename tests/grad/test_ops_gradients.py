@@ -159,6 +159,11 @@ def test_losses_infinitely_far_apart(name: str) -> None:
     check(name, with_inf(6, 7), ties(6, 7))
 
 
+def test_a_narrow_loss_at_nan_and_at_0() -> None:
+    x = torch.tensor([math.nan, 0.0, 1.0, -2.0, math.inf])
+    check("smooth_l1_loss", x, torch.zeros(5), None, None, "sum", 0.0)
+
+
 @pytest.mark.parametrize("eps", [0.5, 3.0, 100.0])
 def test_norms_below_their_limit(eps: float) -> None:
     x, y = randn(6, 7), randn(6, 7).roll(1)
