@@ -253,8 +253,7 @@ def test_gates_are_read_as_one_value_after_the_loop() -> None:
     texts = [text for n, text in found.items() if n.endswith("part2.normal form")]
     sums = [line for text in texts for line in text.splitlines() if "= sum[" in line]
     assert texts
-    assert all("_parts[" in line for line in sums)
-    assert len(sums) <= 4  # of x, both weights and the bias
+    assert 0 < len(sums) <= 4  # of x, both weights and the bias
 
 
 def test_what_a_step_needs_in_several_nests_is_computed_once() -> None:
