@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Set
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter, Select
+from lowtide.texpr.index import Index
 from lowtide.tile.axes import sources
 
 
@@ -84,6 +85,16 @@ def factor(old: Expr, new: Expr) -> Expr:
     """exp(old - new), and 1 while nothing was added."""
     difference = ex.apply("exp", (ex.apply("sub", (old, new), old.dtype),), old.dtype)
     return _select_empty(old, ex.const(1.0, old.dtype), difference)
+
+
+def nan_where_low(total: Expr, m: Expr, terms: Index) -> Expr:
+    """The sum at the end: NaN where the maximum of all values is -inf, as without following it, if
+    there are any."""
+    found = ex.const(math.nan, total.dtype)
+    if terms.const is None:
+        some = ex.apply("gt", (ex.at(terms, dtypes.i64), ex.const(0, dtypes.i64)), dtypes.boolean)
+        found = ex.select(some, found, total)
+    return _select_empty(m, found, total)
 
 
 def _or_zero(value: Expr, m: Expr) -> Expr:

@@ -18,7 +18,7 @@ from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import AddAt, Def, Expr, Reduce
-from lowtide.texpr.index import Axis, Size, as_index, deep_atoms
+from lowtide.texpr.index import Axis, Size, as_index, deep_atoms, product
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import own_axes
@@ -199,6 +199,8 @@ class _Planner:
             for item in together:
                 if item.kind == "reduce" and self._outlives(item, axis):
                     scope.ready.add(item.name)
+                if item.kind == "reduce" and set(item.over).isdisjoint(path):
+                    self._nan_where_all_is_low(item, body, scope)
 
     def _outlives(self, item: Item, axis: Axis) -> bool:
         """Does the buffer still hold everything when the sweep over the axis is over?"""
@@ -385,6 +387,20 @@ class _Planner:
             rescale = Nest(axes=acc.axes, writes=[Stage(buffer=acc, expr=value)], vector=acc.last)
             rescale.reads = {factor: scale}
             self._add(rescale, body, scope)
+
+    def _nan_where_all_is_low(self, item: Item, body: list[Stmt], scope: _Scope) -> None:
+        """A sum that has followed a maximum: NaN where that is -inf, as exp(-inf - -inf) is."""
+        m = self.a.rescaled.get(item.name)
+        if m is None:
+            return
+        acc, defs = self.values[item.name], (self.a.defs[item.name], self.a.defs[m])
+        total, most = (
+            ex.load(d.name, [as_index(a if a.extent.const != 1 else 0) for a in d.axes], d.dtype)
+            for d in defs
+        )
+        value = online.nan_where_low(total, most, product(a.extent for a in item.over))
+        nest = Nest(axes=acc.axes, writes=[Stage(buffer=acc, expr=value)], vector=acc.last)
+        self._add(nest, body, scope)
 
     def _add(self, nest: Nest, body: list[Stmt], scope: _Scope) -> None:
         """Append, or join the nest before where both run over the same points. What is filled

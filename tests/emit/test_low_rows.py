@@ -1,0 +1,48 @@
+"""Rows that are -inf throughout: sums that follow a running maximum are NaN where PyTorch's are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+
+
+def total(x: Tensor) -> Tensor:
+    return (x - x.max(-1, keepdim=True)[0]).exp().sum(-1)
+
+
+def weighted(x: Tensor) -> Tensor:
+    return ((x - x.amax(-1, keepdim=True)).exp() * torch.sigmoid(x)).sum(-1)
+
+
+def attention(x: Tensor) -> Tensor:
+    return torch.softmax(x @ torch.ones(x.shape[1], 500), -1) @ torch.ones(500, 3)
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    return torch.logsumexp(x, -1)
+
+
+@pytest.mark.parametrize("fn", [total, weighted, attention, logsumexp])
+@pytest.mark.parametrize("rows", [3, 9, 40])
+@pytest.mark.parametrize("columns", [8, 300])
+def test_as_in_pytorch(fn: Callable[[Tensor], Tensor], rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, columns)
+    x[0, : columns // 2], x[1], x[2, 1] = -math.inf, -math.inf, math.inf
+    torch.testing.assert_close(lt.script(fn)(x), fn(x), equal_nan=True)
+
+
+def test_no_columns() -> None:
+    def weights(x: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(x @ v.t(), -1) @ v
+
+    compiled = lt.script(weights)
+    for n in (600, 0):
+        x, v = torch.randn(40, 8), torch.randn(n, 8)
+        torch.testing.assert_close(compiled(x, v), weights(x, v), rtol=1e-4, atol=1e-5)
