@@ -88,13 +88,11 @@ def _sum_of(defs: Mapping[str, Def], halves: bool) -> tuple[Def, Reduce, tuple[L
         return None
     if not isinstance(e.body, Apply) or e.body.fn != "mul":
         return None
-    x, y = e.body.args
+    x, y = (_widened(side, d) for side in e.body.args)
     if len(made) == 1:
         is_product = d.dtype.name in ("f32", "f64", *HALVES)
-        x, y = (_widened(side, d) for side in (x, y))
     else:
         is_product = halves and d.dtype.name in HALVES and _is_rounding(made)
-        x, y = (_widened(side, d) for side in (x, y))
     if not is_product or not (isinstance(x, Load) and isinstance(y, Load)):
         return None
     return d, e, (x, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -253,7 +254,9 @@ def test_gates_are_read_as_one_value_after_the_loop() -> None:
     texts = [text for n, text in found.items() if n.endswith("part2.normal form")]
     sums = [line for text in texts for line in text.splitlines() if "= sum[" in line]
     assert texts
-    assert 0 < len(sums) <= 4  # of x, both weights and the bias
+    read = [set(re.findall(r"(\w+)\[", line.partition("= sum[")[2])) for line in sums]
+    assert any(name.startswith("ct_") or "_parts" in name for name in set.intersection(*read))
+    assert len(sums) <= 4  # of x, both weights and the bias
 
 
 def test_what_a_step_needs_in_several_nests_is_computed_once() -> None:
