@@ -33,7 +33,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, free_values, with_block
 from lowtide.memory import layouts
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_device import LikeTheCpu
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 

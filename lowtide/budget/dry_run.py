@@ -38,8 +38,7 @@ from lowtide.ir.interpret import run_op
 from lowtide.memory.casts import Casts
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.like_cpu import LikeTheCpu
-from lowtide.memory.like_cuda import LikeCuda
+from lowtide.memory.like_device import LikeCuda, LikeTheCpu
 from lowtide.memory.stand_ins import like
 from lowtide.runtime import ownership
 from lowtide.specialise.region_boundaries import about_a_loop, static_reason

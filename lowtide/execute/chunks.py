@@ -125,14 +125,14 @@ class Chunks:
         self._recorded[span.start] = Recorded(starts, _ends(results))
         return [r.detach() if isinstance(r, Tensor) else r for r in results]
 
-    def kept(self) -> list[Tensor]:
+    def saved(self) -> list[Tensor]:
         """Return what the backward pass needs besides the operands."""
         return []
 
     def gradients(
         self,
         values: Sequence[Any],
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
         free: Sequence[int] = (),
@@ -141,7 +141,7 @@ class Chunks:
         """Return the gradients of the operands: joined for an operand that is cut, summed for a
         whole one. `free`, `spent`: cotangents and operands without other uses, whose memory may be
         reused."""
-        del kept
+        del saved
         over = self._over(values, wanted, cotangents, free, spent)
         found = Gradients(values, over, cotangents)
         for span in reversed(list(self.spans(values))):

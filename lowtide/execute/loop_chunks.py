@@ -57,15 +57,15 @@ class LoopChunks(Chunks):
             del found  # free it before the next chunk runs
         return [*carried, *results]
 
-    def kept(self) -> list[Tensor]:
+    def saved(self) -> list[Tensor]:
         """Return the values carried into each chunk except the first."""
-        kept, self._starts = self._starts, []
-        return kept
+        saved, self._starts = self._starts, []
+        return saved
 
     def gradients(
         self,
         values: Sequence[Any],
-        kept: Sequence[Tensor],
+        saved: Sequence[Tensor],
         wanted: Sequence[bool],
         cotangents: Sequence[Tensor | None],
         free: Sequence[int] = (),
@@ -76,7 +76,7 @@ class LoopChunks(Chunks):
         found = Gradients(values, {}, cotangents)
         carried = list(cotangents[self.last])
         for k, span in reversed(list(enumerate(self.spans(values)))):
-            start = [x[k - 1] for x in kept] if k else values[self.carried]
+            start = [x[k - 1] for x in saved] if k else values[self.carried]
             needed = list(wanted)
             if k:
                 needed[self.carried] = [x.is_floating_point() or x.is_complex() for x in start]

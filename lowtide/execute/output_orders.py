@@ -22,7 +22,7 @@ from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
 from lowtide.ir.interpret import Env, run_op
 from lowtide.memory import layouts
-from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_device import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.specialise.abstract import Abs
 from lowtide.texpr.orders import Order, order_of

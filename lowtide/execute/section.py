@@ -74,7 +74,7 @@ class _Recomputed(torch.autograd.Function):
             v if isinstance(v, Tensor) and k not in counters and k not in updated else None
             for k, v in enumerate(values)
         ]
-        ctx.save_for_backward(*tensors, *section.kept())
+        ctx.save_for_backward(*tensors, *section.saved())
         rows = zip(results, section.sources, strict=True)
         fixed = [r for r, s in rows if not any(section.carrying[k] for k in s)]
         fixed += [r for r in results if isinstance(r, Tensor) and not _may_have_gradient(r)]

@@ -35,7 +35,7 @@ class Dying:
         return tuple(n for k, n in self.names.items() if ownership.is_alone(values, k, _ENV))
 
 
-Taken = tuple[tuple[str, str], ...]  # results, and the inputs whose memory they take
+Donations = tuple[tuple[str, str], ...]  # (result, input whose memory it takes)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -76,8 +76,8 @@ class Specialisation:
     excess_bytes: Index | None = None
     suits: int = 0
     looked: int = 0
-    over: dict[Taken, Callable[..., tuple[Any, ...]]] = field(
-        default_factory=dict[Taken, "Callable[..., tuple[Any, ...]]"]
+    over: dict[Donations, Callable[..., tuple[Any, ...]]] = field(
+        default_factory=dict[Donations, "Callable[..., tuple[Any, ...]]"]
     )
 
     @property

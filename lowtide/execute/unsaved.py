@@ -21,7 +21,7 @@ import torch
 from lowtide.execute.autograd_function import EagerRegion, item
 from lowtide.execute.gradient import Gradient
 from lowtide.ir.core import Op, Value
-from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_device import LikeTheCpu
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.specialise.abstract import Place
 from lowtide.torch_private.tensors import storage_of

@@ -62,9 +62,9 @@ def largest_operand(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     return max(map(nbytes, tensors_in([*args, *kwargs.values()])), default=0)
 
 
-def rounded(asked_bytes: int) -> int:
+def rounded(requested_bytes: int) -> int:
     """Return the block size that PyTorch's GPU allocator uses for these bytes."""
-    return -(-asked_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+    return -(-requested_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def nbytes(x: Tensor) -> int:

@@ -78,13 +78,13 @@ class _Block:
 
     __slots__ = (
         "address",
-        "asked_bytes",
         "block_bytes",
         "freed",
         "is_for_work",
         "is_pooled",
         "mapping",
         "new_lease",
+        "requested_bytes",
     )
 
     def __init__(self, block_bytes: int) -> None:
@@ -99,7 +99,7 @@ class _Block:
         skipped_bytes = -begin % _HUGE_PAGE_BYTES if is_huge else 0
         self.address = begin + skipped_bytes
         self.block_bytes = block_bytes
-        self.asked_bytes = 0
+        self.requested_bytes = 0
         self.freed = 0  # number of blocks freed before it, to find the oldest
         self.is_pooled = True
         self.is_for_work = False
@@ -116,14 +116,14 @@ def _map_pages(nbytes: int) -> mmap.mmap:
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def class_bytes(asked_bytes: int) -> int:
+def class_bytes(requested_bytes: int) -> int:
     """Return the size of the block for a request: at most a quarter more, in whole pages.
 
     There are four sizes from each power of two to the next, so that a request of a slightly other
     size finds the block of the one before.
     """
-    step_bytes = max((1 << (asked_bytes - 1).bit_length()) >> 3, _PAGE_BYTES)
-    return -(-asked_bytes // step_bytes) * step_bytes
+    step_bytes = max((1 << (requested_bytes - 1).bit_length()) >> 3, _PAGE_BYTES)
+    return -(-requested_bytes // step_bytes) * step_bytes
 
 
 class _Pool:
@@ -156,9 +156,9 @@ class _Pool:
         self._held_for_fork = False
         self._is_failing = False  # whether free blocks are unmapped at once: see `fail`
 
-    def take(self, asked_bytes: int, is_for_work: bool = False) -> _Block:
-        """Return a block of at least `asked_bytes` > 0. Raises OSError if there is no memory."""
-        block_bytes = class_bytes(asked_bytes)
+    def take(self, requested_bytes: int, is_for_work: bool = False) -> _Block:
+        """Return a block of at least `requested_bytes` > 0. Raises OSError if memory is short."""
+        block_bytes = class_bytes(requested_bytes)
         block = None
         with self._lock:
             if not self._busy:
@@ -171,26 +171,26 @@ class _Pool:
                     elif free := self._free.get(block_bytes):
                         block = free.pop()
                     if block is not None:
-                        block.asked_bytes = asked_bytes
+                        block.requested_bytes = requested_bytes
                         self._cached_bytes -= block.block_bytes
                         self._hits += 1
-                        in_use_bytes = self._in_use_bytes = self._in_use_bytes + asked_bytes
+                        in_use_bytes = self._in_use_bytes = self._in_use_bytes + requested_bytes
                         self._peak_in_use_bytes = max(self._peak_in_use_bytes, in_use_bytes)
                 finally:
                     self._busy = False
         if block is None:
-            block = self._take_new(block_bytes, asked_bytes)
+            block = self._take_new(block_bytes, requested_bytes)
             block.is_for_work = is_for_work
         if self._returned:
             self._settle()
         if (observer := self.observer) is not None:
-            observer(block.address, asked_bytes)
+            observer(block.address, requested_bytes)
         return block
 
     def give_back(self, block: _Block) -> None:
         """Free a block. Safe anywhere: in finalizers, on any thread, at exit."""
         if (observer := self.observer) is not None:
-            observer(block.address, -block.asked_bytes)
+            observer(block.address, -block.requested_bytes)
         self.storages.pop(block.address, None)
         if block.is_pooled:
             self._returned.append(block)
@@ -249,19 +249,19 @@ class _Pool:
                 yield False
         self._settle()
 
-    def _take_new(self, block_bytes: int, asked_bytes: int) -> _Block:
+    def _take_new(self, block_bytes: int, requested_bytes: int) -> _Block:
         self._read_cap()
         if self.is_tight:
             self.shrink(max(self._peak_in_use_bytes - self._in_use_bytes - block_bytes, 0))
         block = self._map(block_bytes)
         self._is_failing = False
-        block.asked_bytes = asked_bytes
+        block.requested_bytes = requested_bytes
         with self._account() as is_outermost:
             block.is_pooled = is_outermost
             if is_outermost:
                 self._misses += 1
                 self._reserved_bytes += block_bytes
-                self._in_use_bytes += asked_bytes
+                self._in_use_bytes += requested_bytes
                 self._peak_in_use_bytes = max(self._peak_in_use_bytes, self._in_use_bytes)
         return block
 
@@ -299,7 +299,7 @@ class _Pool:
         self._read_cap()
         while self._returned:
             block = self._returned.popleft()
-            self._in_use_bytes -= block.asked_bytes
+            self._in_use_bytes -= block.requested_bytes
             self._cached_bytes += block.block_bytes
             free = self._free_for_work
             if not block.is_for_work:

@@ -131,7 +131,7 @@ RECORDING = _Recording()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class KernelParameters:
     """The parameters of a function, in order: tensors, sizes, numbers, `more`, then constants.
 
     `pointers`: Triton's types of the tensors. `dividing`: for each size, whether it is a factor of
@@ -168,9 +168,9 @@ class Form(NamedTuple):
 class BlockKernel(ABC):
     """One function of a module."""
 
-    def __init__(self, function: Any, taken: Taken) -> None:
+    def __init__(self, function: Any, parameters: KernelParameters) -> None:
         self.function = function
-        self.taken = taken
+        self.parameters = parameters
         self.faults: dict[Form, str] = {}  # the reasons of refusals
 
     def __call__(self, programs: int, reach: int, *given: Any, **widths: int) -> None:
@@ -178,11 +178,11 @@ class BlockKernel(ABC):
         of their indices. Raises KernelFault, see `launch`."""
         if programs == 0:
             return
-        count = len(self.taken.pointers)
+        count = len(self.parameters.pointers)
         tensors: Sequence[Tensor] = given[:count]
         arguments = [t.data_ptr() for t in tensors]
         arguments += given[count:]
-        sizes: Sequence[int] = given[count : count + len(self.taken.dividing)]
+        sizes: Sequence[int] = given[count : count + len(self.parameters.dividing)]
         wide = is_wide(reach, sizes, [t.untyped_storage().nbytes() for t in tensors])
         form = self.form(tensors[0].device, wide, arguments, tuple(widths.values()))
         self.launch(programs, form, arguments)

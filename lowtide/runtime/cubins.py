@@ -24,7 +24,7 @@ from lowtide.runtime.block_kernels import (
     BlockKernel,
     Form,
     KernelFault,
-    Taken,
+    KernelParameters,
     constants,
 )
 
@@ -36,14 +36,14 @@ _CAPTURED: dict[int, Any] = {}
 
 
 class CompiledKernel(BlockKernel):
-    def __init__(self, function: Any, taken: Taken) -> None:
-        super().__init__(function, taken)
+    def __init__(self, function: Any, parameters: KernelParameters) -> None:
+        super().__init__(function, parameters)
         self._made: dict[Form, tuple[Any, tuple[Any, ...]]] = {}
         divide = (
-            *(True for _ in taken.pointers),
-            *taken.dividing,
-            *(False for _ in range(taken.numbers)),
-            *(kind != "i32" for kind in taken.more),
+            *(True for _ in parameters.pointers),
+            *parameters.dividing,
+            *(False for _ in range(parameters.numbers)),
+            *(kind != "i32" for kind in parameters.more),
         )
         self._divide = [(k, 1 << k) for k, counts in enumerate(divide) if counts]
         self._lock = threading.Lock()
@@ -74,18 +74,23 @@ class CompiledKernel(BlockKernel):
             raise KernelFault(text)
         with self._lock:
             if form not in self._made:
-                self._made[form] = compile_form(self.function, self.taken, form), constants(form)
+                self._made[form] = (
+                    compile_form(self.function, self.parameters, form),
+                    constants(form),
+                )
             return self._made[form]
 
 
-def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) -> Any:
+def compile_form(
+    function: Any, parameters: KernelParameters, form: Form, target: Any = None
+) -> Any:
     """Return the function compiled by Triton. `target`: the GPU, the current one if None."""
     import triton
     from triton.compiler import ASTSource
 
     names: list[str] = function.arg_names
     known = constants(form)
-    types = [*taken.types(form.wide), *("constexpr" for _ in known)]
+    types = [*parameters.types(form.wide), *("constexpr" for _ in known)]
     multiples = [k for k in range(len(types)) if form.multiples >> k & 1]
     source = ASTSource(
         fn=function,
@@ -94,8 +99,8 @@ def compile_form(function: Any, taken: Taken, form: Form, target: Any = None) ->
         attrs={(k,): [["tt.divisibility", ALIGNED]] for k in multiples},
     )
     options = {
-        "num_warps": taken.warps,
-        "num_stages": taken.stages,
+        "num_warps": parameters.warps,
+        "num_stages": parameters.stages,
         "enable_fp_fusion": False,
         "enable_reflect_ftz": False,
     }
@@ -111,9 +116,9 @@ class Cubin:
     shared_bytes: int
 
 
-def cubin_for(function: Any, taken: Taken, form: Form, capability: int) -> Cubin:
+def cubin_for(function: Any, parameters: KernelParameters, form: Form, capability: int) -> Cubin:
     """Compile a function for a GPU capability, such as 90 for an H100. This needs no GPU."""
     from triton.backends.compiler import GPUTarget
 
-    made = compile_form(function, taken, form, GPUTarget("cuda", capability, 32))
+    made = compile_form(function, parameters, form, GPUTarget("cuda", capability, 32))
     return Cubin(capability=capability, code=made.asm["cubin"], shared_bytes=made.metadata.shared)

@@ -245,14 +245,14 @@ def blocks_fault(device: str) -> str:
 
     from lowtide.runtime.cubins import CompiledKernel
 
-    taken = block_kernels.Taken(
+    parameters = block_kernels.KernelParameters(
         pointers=("*i32",), dividing=(), numbers=0, warps=1, stages=1, widths=0
     )
     try:
         out = torch.zeros(16, dtype=torch.int32, device=device)
         with warnings.catch_warnings(action="ignore"):
             function = block_kernels.load(_BLOCKS, interpreted=False)["lowtide_doctor"]
-            CompiledKernel(function, taken)(1, len(out), out)
+            CompiledKernel(function, parameters)(1, len(out), out)
         found = [int(x) for x in out]
     except (block_kernels.KernelFault, ImportError, RuntimeError) as fault:
         return str(fault).partition("\n")[0]

@@ -20,7 +20,7 @@ class InterpretedKernel(BlockKernel):
         return 0  # the interpreter has no use for it
 
     def _launch(self, programs: int, form: Form, arguments: Sequence[Any]) -> None:
-        types = self.taken.types(form.wide)
+        types = self.parameters.types(form.wide)
         interpret(self.function, programs, types, arguments, constants(form))
 
 

@@ -38,7 +38,7 @@ from lowtide.tile.merge_profit import Limits, keeps_freedom, large_axes, leaves_
 
 INLINE_COST: Final = 200  # operations: a shared value that costs more, written out, is stored
 MOST_READ: Final = 2  # a shared value computed from more tensors of its own size is stored
-AGAIN: Final = "again"  # the ending of the name of a value that a second kernel computes anew
+RECOMPUTED: Final = "again"  # the ending of the name of a value that a second kernel computes anew
 
 Pattern = tuple[Axis, ...] | None
 
@@ -160,7 +160,7 @@ def _recomputed(
                 or len(large_axes(own_axes(d), hints)) < 2
             ):
                 continue
-            again = name + AGAIN
+            again = name + RECOMPUTED
             copy = Group({again: Def(name=again, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)})
             defs = {n: _reading(_inlined(m, shared), name, again) for n, m in g.defs.items()}
             merged = _merged(copy, Group(defs), shared, hints, careful=False)
@@ -224,7 +224,7 @@ def _limits(
     return Limits(
         tasks=tasks,
         stored=stored,
-        long=frozenset((*long, *(n + AGAIN for n in long))),
+        long=frozenset((*long, *(n + RECOMPUTED for n in long))),
         apart=apart,
         strides=memory_strides(program.inputs, program.defs),
     )

@@ -30,7 +30,7 @@ from lowtide.texpr.index_ranges import rebuild
 from lowtide.texpr.partition import Part
 from lowtide.texpr.sizes import elements_held, likely
 from lowtide.tile.axes import is_long, own_axes
-from lowtide.tile.group import AGAIN, Group
+from lowtide.tile.group import RECOMPUTED, Group
 
 FEWEST, MOST = 128, 512  # rows of a strip: with fewer, adding to sums in memory takes too long
 ROOM: Final = 1 << 20  # elements of the product that a strip has, if that is not too few rows
@@ -73,7 +73,7 @@ def in_strips(
 def _repeated(program: Program, groups: Sequence[Group], hints: Mapping[str, int]) -> Iterator[Def]:
     """Long products of pairs that a second kernel needs: it would compute them again, or read them
     from memory."""
-    copies = {n.removesuffix(AGAIN) for g in groups for n in g.defs if n not in program.defs}
+    copies = {n.removesuffix(RECOMPUTED) for g in groups for n in g.defs if n not in program.defs}
     read = {n for g in groups for n in g.all_sources()}
     room = elements_held(program, {*program.outputs, *program.checks}, hints)
     for n, d in program.defs.items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from lowtide.errors import VerifyError
 from lowtide.texpr.expr import Apply, Def, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.tile.group import AGAIN, Group
+from lowtide.tile.group import RECOMPUTED, Group
 from lowtide.tile.ir import Accumulate, Buffer, Kernel, Nest, Stage, paths
 from lowtide.tile.products import LEAST_PRODUCT, as_product
 
@@ -45,11 +45,13 @@ def recomputed(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
     """Values that several groups compute, by all their names, or that other programs compute, or
     sums that stood in one of those."""
     names = [n for g in groups for n in g.defs]
-    copied = {n.removesuffix(AGAIN) for n in names if n.endswith(AGAIN)}
+    copied = {n.removesuffix(RECOMPUTED) for n in names if n.endswith(RECOMPUTED)}
     return frozenset(
         n
         for n in names
-        if n.removesuffix(AGAIN) in copied or n in elsewhere or n.rpartition("r")[0] in elsewhere
+        if n.removesuffix(RECOMPUTED) in copied
+        or n in elsewhere
+        or n.rpartition("r")[0] in elsewhere
     )
 
 
@@ -64,7 +66,7 @@ def two_orders(
     for kernel, g in zip(kernels, groups, strict=True):
         for d in g.defs.values():
             if d.is_rounded:
-                name = d.name.removesuffix(AGAIN)
+                name = d.name.removesuffix(RECOMPUTED)
                 found.setdefault(name, set()).add((order or order_of)(kernel, d))
     return {name for name, orders in found.items() if len(orders) > 1}
 

@@ -41,7 +41,7 @@ class Kernel:
     @property
     def key(self) -> object:
         """Kernels of one key are the same but for their names."""
-        return self.text, self.executable.taken()[self.name]
+        return self.text, self.executable.parameters()[self.name]
 
     def compiled(self, capability: int) -> Cubin:
         """Raises AssertionError for one that such a GPU cannot run."""
@@ -76,7 +76,7 @@ def kernels_of(case: Case, capability: int) -> Iterator[Kernel]:
         if case.grad:
             backward(given)
     for executable in found.values():
-        for name in executable.taken():
+        for name in executable.parameters():
             yield Kernel(executable=executable, name=name)
 
 

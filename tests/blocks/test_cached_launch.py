@@ -55,7 +55,9 @@ def test_tritons_own_launch_compiles_the_same(gpu: Gpu, made: list[BlockKernels]
     (ours,) = gpu.launched
     (kernel,) = made[0].bound().values()
     out, constants = torch.empty(64, 48), ours.given[3:]
-    again = kernel.function.warmup(x, y, out, *constants, grid=(1,), num_warps=kernel.taken.warps)
+    again = kernel.function.warmup(
+        x, y, out, *constants, grid=(1,), num_warps=kernel.parameters.warps
+    )
     ours, theirs = ours.source, again.src
     assert ours.signature == theirs.signature
     assert ours.constants == theirs.constants

@@ -125,7 +125,10 @@ def test_the_text_names_the_choice() -> None:
     for found in (few, many):
         text, kernel = found.texts[0], found.plans[0]
         assert f"# {kernel.warps} warps, {kernel.stages} stages\n@jit" in text.text
-        assert (found.taken()["k0"].warps, found.taken()["k0"].stages) == (text.warps, text.stages)
+        assert (found.parameters()["k0"].warps, found.parameters()["k0"].stages) == (
+            text.warps,
+            text.stages,
+        )
     assert many.plans[0].warps >= 8 > few.plans[0].warps
 
 

@@ -71,13 +71,13 @@ def read(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         raise Known
 
     monkeypatch.setattr(CUDABackend, "make_ttir", staticmethod(stop))
-    taken = kernel.executable.taken()[kernel.name]
+    parameters = kernel.executable.parameters()[kernel.name]
     function = block_kernels.load(kernel.executable.source, interpreted=False)[kernel.name]
-    made = CompiledKernel(function, taken)
-    given = [1] * len(taken.types(wide=False))
-    form = made.form(torch.device("cuda"), False, given, (16,) * taken.widths)
+    made = CompiledKernel(function, parameters)
+    given = [1] * len(parameters.types(wide=False))
+    form = made.form(torch.device("cuda"), False, given, (16,) * parameters.widths)
     with pytest.raises(Known):
-        compile_form(function, taken, form, GPUTarget("cuda", 90, 32))
+        compile_form(function, parameters, form, GPUTarget("cuda", 90, 32))
 
 
 @pytest.mark.usefixtures("asserted")

@@ -92,14 +92,16 @@ def ptx(expression: str, count: int, kind: str = "fp32") -> str:
     ]
     source = PRELUDE + "\n\n@jit\n" + "\n".join(lines) + "\n"
     pointers = tuple(f"*{kind}" for _ in (*names, "o"))
-    taken = block_kernels.Taken(
+    parameters = block_kernels.KernelParameters(
         pointers=pointers, dividing=(), numbers=0, warps=4, stages=1, widths=0
     )
     function = block_kernels.load(source, interpreted=False)["k"]
-    form = cubins.CompiledKernel(function, taken).form(
+    form = cubins.CompiledKernel(function, parameters).form(
         torch.device("cuda"), False, [cubins.ALIGNED] * len(pointers), ()
     )
-    text: str = cubins.compile_form(function, taken, form, GPUTarget("cuda", 90, 32)).asm["ptx"]
+    text: str = cubins.compile_form(function, parameters, form, GPUTarget("cuda", 90, 32)).asm[
+        "ptx"
+    ]
     return text
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import lowtide as lt
 from lowtide.codegen.triton import kernels as triton_kernels
 from lowtide.codegen.triton.kernels import BlockKernels
-from lowtide.tile.group import AGAIN
+from lowtide.tile.group import RECOMPUTED
 from lowtide.tile.summation import order_in_blocks, two_orders
 
 
@@ -31,7 +31,7 @@ def given() -> tuple[Tensor, Tensor]:
 
 
 def again(made: list[BlockKernels]) -> list[str]:
-    return [n for e in made for g in e.groups for n in g.defs if n.endswith(AGAIN)]
+    return [n for e in made for g in e.groups for n in g.defs if n.endswith(RECOMPUTED)]
 
 
 @pytest.mark.parametrize("fn", [nearest, product])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes
+from tests.memory.contract import requested_bytes
 
 SEVERAL = "several graphs in one call. Each has a budget"
 
@@ -46,7 +46,7 @@ def test_each_graph_has_all_of_it(f: Callable[[Tensor], Tensor]) -> None:
         warnings.simplefilter("ignore", RuntimeWarning)
         expected = f(x)
         torch.testing.assert_close(compiled(x), expected)
-        assert asked_bytes(lambda: compiled(x)) <= budget + x.nbytes
+        assert requested_bytes(lambda: compiled(x)) <= budget + x.nbytes
     assert compiled.memory(x).peak_bytes <= budget
 
 

@@ -24,7 +24,7 @@ import lowtide as lt
 from lowtide.errors import CompileError
 from tests.fuzz.check import Tally, python_function
 from tests.fuzz.program import Program
-from tests.memory.contract import asked_bytes, violation
+from tests.memory.contract import requested_bytes, violation
 
 TIMES = 9  # as large as in the other checks
 LEAST_BYTES, MOST_BYTES = 3_000_000, 1_500_000_000
@@ -143,5 +143,5 @@ def _asked(compiled: Any, args: list[torch.Tensor]) -> int:
     for _ in range(2):
         for x in args:
             x.grad = None
-        asked = asked_bytes(run)
+        asked = requested_bytes(run)
     return asked

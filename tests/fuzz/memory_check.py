@@ -19,7 +19,7 @@ import lowtide as lt
 from lowtide.errors import CompileError
 from tests.fuzz.check import Tally, python_function
 from tests.fuzz.program import Program
-from tests.memory.contract import asked_bytes, violation
+from tests.memory.contract import requested_bytes, violation
 
 
 def check(program: Program, tally: Tally | None = None) -> str:
@@ -51,7 +51,7 @@ def check_one(program: Program, grad: bool, tally: Tally | None = None) -> str:
         plan = compiled.memory(*args)
         if any("nothing after it is counted" in n for n in plan.notes):
             continue
-        asked = asked_bytes(functools.partial(_run, compiled, args))
+        asked = requested_bytes(functools.partial(_run, compiled, args))
         wrong = violation(asked, plan.peak_bytes, library_ops=False)
         if wrong:
             return f"{dict(sizes)}, {wrong}\n{plan}"

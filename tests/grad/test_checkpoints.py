@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide as lt
 from lowtide.execute.block_plan import BlockPlan
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import assert_within_contract, requested_bytes
 
 again = functools.partial(checkpoint, use_reentrant=False)
 
@@ -242,7 +242,7 @@ def test_a_captured_checkpoint_needs_what_is_predicted() -> None:
     for _ in range(2):
         compiled(x).backward()
         compiled.zero_grad()
-    asked = asked_bytes(lambda: compiled(x).backward())
+    asked = requested_bytes(lambda: compiled(x).backward())
     assert_within_contract(asked, predicted.peak_bytes, library_ops=False)
 
 

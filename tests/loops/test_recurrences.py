@@ -17,7 +17,7 @@ from lowtide.texpr.autodiff import isolated
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.index import Axis, as_index
 from tests.loops import recurrences as r
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import assert_within_contract, requested_bytes
 
 IDS = [fn.__name__ for fn in r.PROGRAMS]
 
@@ -134,7 +134,7 @@ def test_memory_is_predicted() -> None:
     f = lt.script(r.lstm)
     f(*arguments)
     predicted = f.memory(*arguments).peak_bytes
-    assert_within_contract(asked_bytes(lambda: f(*arguments)), predicted, library_ops=False)
+    assert_within_contract(requested_bytes(lambda: f(*arguments)), predicted, library_ops=False)
 
 
 def test_results_are_tensors_of_their_own() -> None:

@@ -8,7 +8,7 @@ import torch
 
 import lowtide as lt
 from tests.memory.cases import Case
-from tests.memory.contract import asked_bytes
+from tests.memory.contract import requested_bytes
 
 
 def tensors(value: object) -> list[torch.Tensor]:
@@ -48,4 +48,4 @@ class Call:
         self.run()
         for x in self.leaves:
             x.grad = None
-        return asked_bytes(self.run)
+        return requested_bytes(self.run)

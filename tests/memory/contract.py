@@ -1,6 +1,6 @@
 """What `memory()` and budgets promise, and how a test holds a run to it.
 
-    asked = asked_bytes(lambda: compiled(x))
+    asked = requested_bytes(lambda: compiled(x))
     assert_within_contract(asked, compiled.memory(x).peak_bytes, library_ops=False)
 
 Counted are the bytes that a call asks of an allocator, PyTorch's or Lowtide's arena, at its peak.
@@ -27,7 +27,7 @@ TIMES = 2  # what a bound may be too large by
 ROOM_BYTES = 16_000_000
 
 
-def asked_bytes(call: Callable[[], object]) -> int:
+def requested_bytes(call: Callable[[], object]) -> int:
     """The most that `call` holds at once of what it asks both allocators for, its result included.
 
     `call` runs once; what a first call compiles is not memory of tensors, but constants that it

@@ -10,7 +10,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes
+from tests.memory.contract import requested_bytes
 
 
 def in_a_loop(x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def measured(
     forget()
     asked: list[int] = []
     for _ in range(2):
-        asked.append(asked_bytes(step))
+        asked.append(requested_bytes(step))
         forget()
     return predicted, max(asked)
 

@@ -28,7 +28,7 @@ import torch
 import lowtide as lt
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES
-from tests.memory.contract import asked_bytes, leaves_ops, violation, with_room
+from tests.memory.contract import leaves_ops, requested_bytes, violation, with_room
 from tests.quickly import compile_quickly
 
 LIMIT_S = 900
@@ -88,7 +88,7 @@ def sweep_one(name: str, kind: str) -> dict[str, Any]:
         def call() -> Any:
             return _results(compiled, args, leaves, kind)
 
-        return asked_bytes(call)
+        return requested_bytes(call)
 
     def planned(compiled: Any) -> Any:
         with _autocast(kind):

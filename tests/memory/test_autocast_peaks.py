@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes, assert_budget_kept, assert_within_contract
+from tests.memory.contract import assert_budget_kept, assert_within_contract, requested_bytes
 
 
 class Last(nn.Module):
@@ -85,7 +85,7 @@ class Step:
         self.run(compiled)
         for leaf in (self.x, *self.model.parameters()):
             leaf.grad = None
-        return asked_bytes(lambda: self.run(compiled)), predicted
+        return requested_bytes(lambda: self.run(compiled)), predicted
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import lowtide as lt
 from lowtide.memory.ledger import Ledger
-from lowtide.memory.like_cpu import LikeTheCpu
+from lowtide.memory.like_device import LikeTheCpu
 from lowtide.memory.stand_ins import like
-from tests.memory.contract import asked_bytes, with_room
+from tests.memory.contract import requested_bytes, with_room
 
 Inputs = Callable[[int], tuple[Tensor, ...]]  # for a scale, to which all bytes are in proportion
 LAST = torch.channels_last
@@ -301,7 +301,7 @@ def test_what_is_asked_for_is_within_the_bound(name: str, grad: bool, scale: int
     run(fn, args, grad)
     for x in [*args, *(fn.parameters() if isinstance(fn, nn.Module) else ())]:
         x.grad = None
-    asked = asked_bytes(lambda: run(fn, args, grad))
+    asked = requested_bytes(lambda: run(fn, args, grad))
     assert not ledger.unbounded
     assert asked <= with_room(ledger.peak_bytes)
     assert ledger.peak_bytes <= 2 * asked + 16_000_000

@@ -21,7 +21,7 @@ from lowtide.execute.driver import Driver
 from lowtide.tools.programs import PROGRAMS
 from tests.memory.calls import tensors
 from tests.memory.cases import CASES, Block, Unet
-from tests.memory.contract import asked_bytes, assert_budget_kept
+from tests.memory.contract import assert_budget_kept, requested_bytes
 
 ENTRIES = {
     "script": lambda budget: lt.script(rows, budget=budget),
@@ -189,7 +189,7 @@ def test_what_is_asked_for_is_within_the_budget(which: str) -> None:
             budget = refused.value.least_bytes
         limited: Any = lt.script(net, budget=budget)
         limited(x)
-        asked = asked_bytes(lambda: limited(x))
+        asked = requested_bytes(lambda: limited(x))
     assert_budget_kept(asked, budget, library_ops=True)
 
 

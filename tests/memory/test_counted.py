@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes
+from tests.memory.contract import requested_bytes
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -28,7 +28,7 @@ def test_a_weight_that_is_computed_at_each_call_is_counted(grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         plan = compiled.memory(x)
         compiled(x)
-        assert asked_bytes(lambda: compiled(x)) <= plan.peak_bytes
+        assert requested_bytes(lambda: compiled(x)) <= plan.peak_bytes
     assert plan.peak_bytes >= 1024 * 4096 * 4
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import assert_within_contract, requested_bytes
 
 
 def penalty(x: Tensor, w: Tensor) -> Any:
@@ -42,6 +42,6 @@ def test_what_a_script_predicts_is_enough(function: Any) -> None:
         torch.autograd.grad(compiled(x, w), (x, w))
 
     step()
-    asked = asked_bytes(step)
+    asked = requested_bytes(step)
     assert_within_contract(asked, predicted.peak_bytes, library_ops=False)
     assert predicted.peak_bytes <= 1.1 * asked

@@ -17,7 +17,7 @@ from lowtide.budget.search import Plan, path
 from lowtide.execute.driver import Driver
 from lowtide.execute.section import SECTION
 from tests.memory.calls import tensors
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import assert_within_contract, requested_bytes
 
 pytestmark = pytest.mark.long  # plans of many parts; `test_budget` has some of each
 
@@ -162,7 +162,7 @@ def test_the_peak_is_as_predicted() -> None:
         run(plan)
         x.grad = None
         model.zero_grad()
-        asked = asked_bytes(partial(run, plan))
+        asked = requested_bytes(partial(run, plan))
         assert_within_contract(asked, plan.peak_bytes, library_ops=True)
 
 

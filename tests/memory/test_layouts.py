@@ -14,7 +14,7 @@ import lowtide as lt
 from lowtide.memory import layouts
 from lowtide.memory.layouts import LAYOUTS
 from lowtide.memory.ledger import Ledger
-from tests.memory.contract import asked_bytes, assert_within_contract
+from tests.memory.contract import assert_within_contract, requested_bytes
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "pixel_shuffle": lambda x: F.pixel_shuffle(x, 2),
@@ -73,7 +73,7 @@ def test_images_that_stay_as_they_lie_are_not_copied_by_convolutions() -> None:
     with torch.no_grad():
         compiled(x)
         predicted = compiled.memory(x).peak_bytes
-        asked = asked_bytes(lambda: compiled(x))
+        asked = requested_bytes(lambda: compiled(x))
     assert_within_contract(asked, predicted, library_ops=True)
 
 

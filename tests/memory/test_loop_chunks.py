@@ -18,7 +18,7 @@ from lowtide.budget.rewrite import with_sections
 from lowtide.budget.search import Plan, path
 from lowtide.execute.driver import Driver
 from tests.memory.calls import tensors
-from tests.memory.contract import asked_bytes, assert_budget_kept
+from tests.memory.contract import assert_budget_kept, requested_bytes
 
 BATCH, WIDTH, STEPS = 8, 16, 120
 LARGE = 24  # a batch beside which the places of small tensors in the heap are little
@@ -341,4 +341,4 @@ def test_the_last_value_of_a_loop_does_not_hold_the_others() -> None:
     limited: Any = lt.script(summed, budget=int(0.7 * free.memory(x, a).peak_bytes))
     limited(x, a)
     budget = limited.memory(x, a).peak_bytes
-    assert_budget_kept(asked_bytes(lambda: limited(x, a)), budget, library_ops=False)
+    assert_budget_kept(requested_bytes(lambda: limited(x, a)), budget, library_ops=False)

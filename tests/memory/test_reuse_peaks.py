@@ -14,7 +14,7 @@ import lowtide as lt
 from lowtide.budget.search import path
 from lowtide.execute.driver import Driver
 from lowtide.runtime import ownership
-from tests.memory.contract import asked_bytes
+from tests.memory.contract import requested_bytes
 
 MB = 1 << 20
 ROOM_BYTES = MB // 8  # of what is small
@@ -22,7 +22,7 @@ ROOM_BYTES = MB // 8  # of what is small
 
 def measured(call: Any) -> int:
     call()
-    return asked_bytes(call)
+    return requested_bytes(call)
 
 
 def forget_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from tests.memory.contract import asked_bytes, with_room
+from tests.memory.contract import requested_bytes, with_room
 
 
 def exponentials(x: Tensor) -> Tensor:
@@ -92,4 +92,4 @@ def test_no_more_is_asked_for_than_predicted(name: str, grad: bool) -> None:
         return backward(compiled, x) if grad else compiled(x)
 
     call()
-    assert asked_bytes(call) <= with_room(compiled.memory(x).peak_bytes)
+    assert requested_bytes(call) <= with_room(compiled.memory(x).peak_bytes)

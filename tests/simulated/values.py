@@ -287,7 +287,7 @@ def _interpret_kernels() -> None:
         source = "".join(linecache.getlines(fn.__code__.co_filename))
         twin = load(source, interpreted=True)[fn.__name__]
         given = list(handed)
-        types = self.taken.types(form.wide)
+        types = self.parameters.types(form.wide)
         TAPE.put(lambda: interpret(twin, programs, types, given, constants(form)))
 
     cubins.CompiledKernel._launch = _launch

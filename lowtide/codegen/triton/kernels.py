@@ -124,7 +124,7 @@ class BlockKernels(Kernels):
             if not self._kernels:
                 functions = block_kernels.load(self.source, self.interpreted)
                 kind = InterpretedKernel if self.interpreted else CompiledKernel
-                self._kernels = {n: kind(functions[n], x) for n, x in self.taken().items()}
+                self._kernels = {n: kind(functions[n], x) for n, x in self.parameters().items()}
         return self._kernels
 
     @property
@@ -148,16 +148,18 @@ class BlockKernels(Kernels):
         moves = (kind for first in firsts for kind in (first, "i64", "i32", "i32"))
         return (*moves, *("i32" for _ in COUNTS))
 
-    def taken(self) -> dict[str, block_kernels.Taken]:
+    def parameters(self) -> dict[str, block_kernels.KernelParameters]:
         """Return the parameters of each function in the module, the one for all steps last."""
-        found = {t.name: self._taken(t) for t in self.texts}
+        found = {t.name: self._parameters_of(t) for t in self.texts}
         if self.looped is not None:
             more = self._moves(self.looped)
-            found[self.looped.name] = dataclasses.replace(self._taken(self.texts[0]), more=more)
+            found[self.looped.name] = dataclasses.replace(
+                self._parameters_of(self.texts[0]), more=more
+            )
         return found
 
-    def _taken(self, text: BlockText) -> block_kernels.Taken:
-        return block_kernels.Taken(
+    def _parameters_of(self, text: BlockText) -> block_kernels.KernelParameters:
+        return block_kernels.KernelParameters(
             pointers=tuple(_POINTERS[self.memory_dtypes[n].name] for n in text.tensors),
             dividing=tuple(n in text.dividing for n in text.sizes),
             numbers=len(text.numbers),
@@ -169,12 +171,14 @@ class BlockKernels(Kernels):
     def cubin(self, name: str, capability: int, wide: bool = False) -> Cubin:
         """Compile a function for a GPU capability, such as 90; this needs no GPU. All arguments
         are taken as multiples of 16. `wide`: indices have 64 bits."""
-        taken = self.taken()[name]
-        kernel = CompiledKernel(block_kernels.load(self.source, interpreted=False)[name], taken)
-        aligned = [ALIGNED] * len(taken.types(wide))
-        widths = (_USUAL_WIDTH,) * taken.widths
+        parameters = self.parameters()[name]
+        kernel = CompiledKernel(
+            block_kernels.load(self.source, interpreted=False)[name], parameters
+        )
+        aligned = [ALIGNED] * len(parameters.types(wide))
+        widths = (_USUAL_WIDTH,) * parameters.widths
         form = kernel.form(torch.device("cuda"), wide, aligned, widths)
-        return cubin_for(kernel.function, taken, form, capability)
+        return cubin_for(kernel.function, parameters, form, capability)
 
     def scope(self, head: str) -> dict[str, Any]:
         scope: dict[str, Any] = {}
