@@ -243,7 +243,7 @@ def test_steps_that_change_nothing_are_not_run(fn: Callable[..., Any], steps: li
     f, w = lt.script(fn), torch.eye(6)
     f(ending_at(3, 40), w, 0.1)
     assert steps == [4]
-    assert "0 ops left to PyTorch" in str(f.explain(ending_at(3, 40), w, 0.1))
+    assert ", 0 ops left to PyTorch" in str(f.explain(ending_at(3, 40), w, 0.1))
     assert "at most" in str(f.explain(ending_at(3, 40), w, 0.1))
     f(ending_at(50, 40), w, 0.1)
     assert steps == [4, 5 if fn is or_at_a_step else 40]

@@ -286,11 +286,16 @@ def test_like_eager(fn: Callable[..., Any]) -> None:
             check(f(x), fn(x))
 
 
+REFUSED_WITH_GRADIENTS = {
+    wide_and_narrow: "the loop is not lifted: the gradient of an index that is not affine"
+}
+
+
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_one_program_for_every_trip_count(fn: Callable[..., Any]) -> None:
     f = lt.script(fn)
     x = torch.rand(90, 50)
-    assert "PyTorch" not in str(f.explain(x)).replace("0 ops left to PyTorch", "")
+    assert "PyTorch" not in str(f.explain(x)).replace(", 0 ops left to PyTorch", "")
     f(x)
     before = lt.cache_stats()
     x = torch.rand(70, 60)
@@ -300,11 +305,11 @@ def test_one_program_for_every_trip_count(fn: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_like_eager(fn: Callable[..., Any]) -> None:
-    """They lift with gradients too."""
+    """They lift with gradients too, or say why not."""
     with faults.strict():
         same(fn, torch.rand(40, 33))
     text = str(lt.script(fn).explain(torch.rand(40, 33).requires_grad_()))
-    assert "0 ops left to PyTorch" in text
+    assert REFUSED_WITH_GRADIENTS.get(fn, ", 0 ops left to PyTorch") in text
 
 
 def pooled(x: torch.Tensor, k: int):
@@ -357,7 +362,7 @@ def test_a_number_that_its_tensor_would_not_hold_is_the_first_steps_own(
         assert type(got) is type(want)
         if n:
             torch.testing.assert_close(got, want)
-    assert "0 ops left to PyTorch" in str(f.explain(torch.rand(40, 6)))
+    assert ", 0 ops left to PyTorch" in str(f.explain(torch.rand(40, 6)))
 
 
 def test_a_column_of_no_rows_hands_its_gradient_on() -> None:
