@@ -1,8 +1,10 @@
-"""The memory that this process can still take before the system kills something.
+"""How much more memory this process can use before the system kills processes.
 
-In: /proc/meminfo and, in a container, the limits of the control group. Out: bytes, or None if the
-system does not tell. Tools read it before a large run, since Linux grants any allocation and kills
-later.
+In: /proc/meminfo and, in a container, the limits of the control group. Out: bytes, or None on
+systems without these files. Tools read it before a large run, because Linux grants allocations that
+it cannot back and kills a process later.
+
+    available_bytes()      12_884_901_888
 """
 
 from __future__ import annotations
@@ -26,15 +28,16 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether an allocation failed, on whatever device; PyTorch has no class of its own for that on
-    the CPU."""
+    """Whether the exception reports a failed allocation, on any device. PyTorch's CPU allocator
+    raises a plain RuntimeError, which is recognised by its message."""
     if isinstance(fault, torch.OutOfMemoryError | MemoryError):
         return True
     return any(words in str(fault).lower() for words in _OUT_OF_MEMORY)
 
 
 def available_bytes() -> int | None:
-    """Bytes that can be taken now without swapping: the system's, or the container's if fewer."""
+    """Return the bytes that can be used now without swapping: the smaller of the system's and the
+    container's. None if neither is known."""
     known = [count for count in (_system_bytes(), _cgroup_bytes()) if count is not None]
     return min(known) if known else None
 
@@ -48,12 +51,12 @@ def _system_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> int | None:
-    rooms = [room for folder in _cgroup_folders() if (room := _room(folder)) is not None]
-    return min(rooms) if rooms else None
+    left = [count for folder in _cgroup_folders() if (count := _left_bytes(folder)) is not None]
+    return min(left) if left else None
 
 
 def _cgroup_folders() -> list[Path]:
-    """This process's control group and those above it; inside a container often only the root."""
+    """Return this process's control group and its ancestors; in a container often only the root."""
     try:
         lines = _SELF_CGROUP.read_text().splitlines()
     except OSError:
@@ -69,13 +72,13 @@ def _cgroup_folders() -> list[Path]:
     return folders
 
 
-def _room(folder: Path) -> int | None:
+def _left_bytes(folder: Path) -> int | None:
     for limit_name, usage_name, cache_name in _CGROUP_FILES:
         try:
             limit = int((folder / limit_name).read_text())
             usage = int((folder / usage_name).read_text())
             stat = (folder / "memory.stat").read_text()
-        except (OSError, ValueError):  # another version, no limit ("max"), or not readable
+        except (OSError, ValueError):  # the other version, no limit ("max"), or unreadable
             continue
         cached = re.search(rf"^{cache_name} (\d+)$", stat, re.MULTILINE)
         return max(limit - usage + (int(cached[1]) if cached else 0), 0)

@@ -1,15 +1,16 @@
-"""One table of upper bounds of what PyTorch's ops allocate inside, besides their results.
+"""Upper bounds of the scratch memory of PyTorch's ops: what they allocate besides their results.
 
 In: an ATen op, its arguments and its result. Out: bytes, or None for an op that is not in the
-table: the ledger then counts its largest operand once more, and names the op in a note.
+table. For such an op the ledger counts the bytes of its largest operand, and names the op in a
+note.
 
     sort(x, dim)       0: PyTorch sorts in the results
-    kthvalue(x, k)     a copy of x, and a place of 8 bytes for each element
-    conv2d(x, w)       copies of x, w and the result, in the layout that a library computes in
-    x + y              of different dtypes: those of another than the result's, converted
+    kthvalue(x, k)     a copy of x, and an index of 8 bytes for each element
+    conv2d(x, w)       copies of x, w and the result, in the layout of the library
+    x + y              the operands whose dtype is not the result's, converted
 
-Each bound is a function of sizes and dtypes. None depends on a vendor, a version, or how a library
-works inside: what is measured may be 1.25 times as much, and 16 MB more.
+Each bound is a function of sizes and dtypes only. It does not model a vendor's library or a
+version, so a measured peak may exceed it by a factor of 1.25 plus 16 MB.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ from lowtide.torch_private.pytree import tensors_in
 Tensor = torch.Tensor
 Bound = Callable[["Call"], int]
 
-UNKNOWN: Final = "what `{}` takes inside is not known: counted as its largest operand once more"
+UNKNOWN: Final = (
+    "the scratch memory of `{}` is not known: counted as the size of its largest operand"
+)
 _OURS: Final = ("aten", "prims")  # namespaces
-_BLOCK_BYTES: Final = 512  # to whose multiples PyTorch's allocator for GPUs rounds
-_PLACE, _SINGLE = 8, 4  # bytes of a number
-_SORTED_BYTES: Final = 48  # of a place that is sorted beside its order
-_PARTS_BYTES: Final = 32_000_000  # that the threads of a GPU leave of a sum, for others to add up
-_ROW_BYTES: Final = 2048  # of counts of digits, for a row on GPUs
+_BLOCK_BYTES: Final = 512  # PyTorch's GPU allocator rounds up to multiples of this
+_INDEX_BYTES, _SINGLE_BYTES = 8, 4  # of an int64 and of a float32
+_SORTED_BYTES: Final = 48  # for each index that is sorted with its permutation
+_PARTIAL_SUMS_BYTES: Final = 32_000_000  # the most that a GPU's reduction stores of partial sums
+_ROW_BYTES: Final = 2048  # of a radix select's histograms, for each row on GPUs
 _SHORT_ROW: Final = 4096  # elements
-_QUERIES, _KEYS = 256, 512  # that a thread of the CPU has at a time, in attention
+_QUERIES, _KEYS = 256, 512  # tile of the CPU's attention kernel, for each thread
 
 
 class Call:
-    """An op's arguments, the tensors among them, and its results."""
+    """A call of an op. `given`: the tensors among its arguments. `made`: its results."""
 
     def __init__(self, args: Sequence[Any], result: Any, on_host: bool) -> None:
         self.args, self.on_host = args, on_host
@@ -51,7 +54,7 @@ class Call:
 def scratch(
     op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, on_host: bool
 ) -> int | None:
-    """Return the bound in bytes, None for unknown ops. `on_host`: by the CPU, else by a GPU."""
+    """Return the bound in bytes, None for unknown ops. `on_host`: on the CPU, else on a GPU."""
     call = Call([*args, *kwargs.values()], result, on_host)
     bound = _bound(op)
     return 0 if not (call.given and call.made) else None if bound is None else bound(call)
@@ -74,8 +77,8 @@ def nbytes(x: Tensor) -> int:
 
 @functools.cache
 def _bound(op: Any) -> Bound | None:
-    """Return the bound by op name: as it is, without the suffix of in-place or backward forms, or
-    without the number of dims. Views take nothing; custom ops are unknown."""
+    """Look the op up by its name, then without the suffix of in-place and backward forms, then
+    without the number of dims. Views allocate nothing; custom ops are unknown."""
     if op.namespace not in _OURS:
         return None
     name = op.overloadpacket.__name__
@@ -109,13 +112,12 @@ def _in_order(call: Call) -> int:
     return sum(nbytes(x) for x in call.given if not layouts.is_dense(x))
 
 
-def _copies(times: int, places: int = 0) -> Bound:
-    """Return a bound of some copies of the largest operand, and of some indices for each
-    element."""
+def _copies(times: int, indices: int = 0) -> Bound:
+    """Return the bound of `times` copies of the largest operand and `indices` for each element."""
 
     def bound(call: Call) -> int:
         x = max(call.given, key=nbytes)
-        return times * nbytes(x) + places * _PLACE * x.numel()
+        return times * nbytes(x) + indices * _INDEX_BYTES * x.numel()
 
     return bound
 
@@ -126,7 +128,8 @@ def _on(host: Bound, gpu: Bound) -> Bound:
 
 def _halves(call: Call) -> int:
     """Return the bytes of half-precision operands in single precision."""
-    return sum(_SINGLE * x.numel() for x in call.given if x.is_floating_point() and x.itemsize < 4)
+    halves = [x for x in call.given if x.is_floating_point() and x.itemsize < _SINGLE_BYTES]
+    return sum(_SINGLE_BYTES * x.numel() for x in halves)
 
 
 def _widened(call: Call) -> int:
@@ -135,13 +138,14 @@ def _widened(call: Call) -> int:
     return max(_halves(call), x.numel() * y.itemsize * (x.dtype is not y.dtype))
 
 
-def _parts(call: Call) -> int:
-    """Return the bytes of partial results of GPU threads."""
-    return min(2 * nbytes(call.given[0]), _PARTS_BYTES) + _in_order(call)
+def _partial_sums(call: Call) -> int:
+    """Return the bytes of the partial sums of a GPU's blocks."""
+    return min(2 * nbytes(call.given[0]), _PARTIAL_SUMS_BYTES) + _in_order(call)
 
 
 def _sorted(call: Call) -> int:
-    """A thread of the CPU sorts a row; so do some of a GPU, all in place, if it is short."""
+    """The CPU sorts each row in place, a GPU short rows only. The CPU sorts a copy of a 1-d
+    tensor."""
     x, dims = call.given[0], [a for a in call.args if type(a) is int]
     if call.on_host:
         return _copies(1, 1)(call) if x.dim() == 1 else 0
@@ -150,20 +154,21 @@ def _sorted(call: Call) -> int:
 
 
 def _digits(call: Call) -> int:
-    """Of each row, on GPUs; the best are sorted."""
+    """A GPU counts the digits of each row (a radix select) and sorts the k best."""
     x = call.given[0]
     rows = x.numel() // max(x.shape[-1] if x.dim() else 1, 1)
     return nbytes(x) + 3 * sum(map(nbytes, call.made)) + _ROW_BYTES * rows
 
 
 def _masks(call: Call) -> int:
-    """A mask becomes the places of all its dims."""
+    """A mask becomes indices along each of its dims."""
     found = [x for x in call.given[1:] if x.dtype in (torch.bool, torch.uint8)]
-    return sum(_PLACE * x.numel() * x.dim() for x in found)
+    return sum(_INDEX_BYTES * x.numel() * x.dim() for x in found)
 
 
 def _put(call: Call) -> int:
-    """Masks, but where one number is filled in; on GPUs what is added is sorted by its place."""
+    """Masks become indices, unless a single number is filled in. With `accumulate`, a GPU sorts the
+    values by their index."""
     values, adds = call.given[-1], True in call.args[3:4]
     if values.numel() == 1 and not adds:
         return 0
@@ -172,7 +177,8 @@ def _put(call: Call) -> int:
 
 
 def _added(call: Call) -> int:
-    """Rows sorted by where they go, on GPUs only to give the same each time; of a mean counts."""
+    """Source rows are sorted by their index, on GPUs only if results must be deterministic; a mean
+    needs counts."""
     x, source = call.given[0], call.given[-1]
     mean = 2 * nbytes(x) if "mean" in call.args else 0
     if not call.on_host:
@@ -183,13 +189,13 @@ def _added(call: Call) -> int:
 
 
 def _sorted_indices(call: Call) -> int:
-    """Beside their order; on GPUs sums of runs of one index."""
+    """Indices are sorted with their permutation; a GPU also stores partial sums of equal ones."""
     indices = max((x.numel() for x in call.given if not x.is_floating_point()), default=0)
     return _SORTED_BYTES * indices + (0 if call.on_host else nbytes(call.made[0]))
 
 
 def _for_products(call: Call) -> int:
-    """Matrices of which neither rows nor columns lie side by side, or that are conjugated."""
+    """Copies of matrices without a dim of stride 1, and of conjugated ones."""
     matrices = [x for x in call.given if x.dim() > 1][-2:]
     return sum(nbytes(x) for x in matrices if 1 not in x.stride()[-2:] or x.is_conj())
 
@@ -205,20 +211,20 @@ def _convolution_backward(call: Call) -> int:
 
 
 def _windows(x: Tensor, w: Tensor, y: Tensor, how: Sequence[Any], on_host: bool) -> int:
-    """A library copies all into a layout of its own; PyTorch's own kernel makes columns: a row for
-    each element of a window, a column for each place."""
+    """A library copies all operands into its own layout. PyTorch's own kernel makes the im2col
+    matrix: a row for each element of a window, a column for each output position."""
     if not on_host or layouts.is_onednns(x, w, *how):
         return nbytes(x) + nbytes(w) + nbytes(y)
     _, _, dilation, is_transposed, *_ = how
     images = 0 if max(w.shape[2:]) == 1 else x.shape[0] if max(dilation) == 1 else 1
-    places = math.prod((x if is_transposed else y).shape[2:])
-    columns = images * math.prod(w.shape[1:]) * places * x.itemsize
+    positions = math.prod((x if is_transposed else y).shape[2:])
+    columns = images * math.prod(w.shape[1:]) * positions * x.itemsize
     return columns + max(nbytes(x), nbytes(y))
 
 
 def _scores(call: Call) -> int:
-    """`nn.MultiheadAttention`, or an encoder layer, as one op: the scores of all pairs twice, or
-    the wide layer's values; queries, keys and values twice."""
+    """The fused op of `nn.MultiheadAttention` or an encoder layer: twice the larger of the scores
+    of all pairs and the feed-forward layer's values; also queries, keys and values."""
     x, *weights = call.given
     heads = next(a for a in (*call.args[4:5], call.args[2]) if type(a) is int)
     batch, length, width = x.shape
@@ -228,9 +234,9 @@ def _scores(call: Call) -> int:
 
 
 def _tiles(call: Call) -> int:
-    """Scores of a tile for each thread of the CPU, and a copy that lies in order."""
+    """The scores of a tile for each CPU thread, and a contiguous copy of the queries."""
     q = call.given[0]
-    each = min(_QUERIES, q.shape[2]) * (2 * _KEYS + q.shape[3]) * max(q.itemsize, _SINGLE)
+    each = min(_QUERIES, q.shape[2]) * (2 * _KEYS + q.shape[3]) * max(q.itemsize, _SINGLE_BYTES)
     return torch.get_num_threads() * each + nbytes(q)
 
 
@@ -255,7 +261,7 @@ _TABLE: Final[dict[str, Bound]] = {
     "fractional_max_pool max_unpool upsample_nearest _upsample_nearest_exact upsample_linear "
     "upsample_bilinear upsample_bicubic upsample_trilinear": _in_order,
     "sum mean prod nansum linalg_vector_norm norm var std var_mean std_mean count_nonzero":
-        _on(_widened, _parts),
+        _on(_widened, _partial_sums),
     "cumsum cumprod logcumsumexp": _on(_widened, _in_order),
     "_softmax _log_softmax": _on(lambda call: _in_order(call) + _widened(call), _in_order),
     "_softmax_backward_data _log_softmax_backward_data": _on(_in_order, _copies(1)),

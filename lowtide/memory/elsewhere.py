@@ -1,8 +1,10 @@
-"""Finds the CPU tensors of a GPU program, which do not count as the GPU's memory.
+"""Finds the CPU tensors of a GPU program: they do not count as the GPU's memory.
 
-y = x.cpu()        on the CPU, by its argument
-y.sort()           on the CPU, by its operand
-y.cuda()           counts
+In a dry run all tensors are meta tensors, so their device says nothing. x: a GPU's tensor.
+
+    y = x.cpu()        a CPU tensor, by the argument `device`
+    y.sort()           a CPU tensor, because its operand is one
+    y.cuda()           a GPU tensor
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ class Elsewhere:
         self._known: dict[int, weakref.ref[Storage]] = {}
 
     def makes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the op's results are CPU tensors: by its `device`, or by its operands, scalars
-        aside."""
-        told = kwargs.get("device")
-        if told is not None:
-            return torch.device(told).type == "cpu"
+        """Whether the op's results are CPU tensors: by its argument `device`, else by the first
+        operand that is not a scalar."""
+        device = kwargs.get("device")
+        if device is not None:
+            return torch.device(device).type == "cpu"
         if not self._known:
             return False
         found = tensors_in(list(args))

@@ -1,4 +1,4 @@
-"""Autograd's graph behind some tensors.
+"""The autograd graph of some tensors.
 
 nodes_of([y])      the nodes that a backward pass from y reaches
 """
@@ -12,7 +12,7 @@ import torch
 
 
 def nodes_of(results: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the nodes that lead to these results."""
+    """Return the nodes that a backward pass from these results reaches, each once."""
     found: dict[Any, None] = {}
     todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
     while todo:

@@ -5,7 +5,7 @@ or (None, "") for any other op.
 
     x[x > 0]     x: [N]          at most N
     nonzero(x)   x: [N, M]       at most [N * M, 2]
-    bincount(x)  x: [N]          `minlength`, or N: the numbers may be larger, and the note says so
+    bincount(x)  x: [N]          `minlength`, or N; larger numbers give more, as the note says
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEPENDS: Final = (
     "the size of the result of `{}` depends on the data: counted as the largest it can be"
 )
 
-_COUNTS: Final = "`{}` is taken to find no more numbers than `minlength`, or than it has elements"
+_COUNTS: Final = "the result of `{}` is counted with `minlength` bins, or one bin for each element"
 
 
 def largest(func: Any, args: Sequence[Any]) -> tuple[Any, str]:

@@ -1,11 +1,11 @@
-"""Memory orders of PyTorch's results that differ between the CPU and the meta device.
+"""Memory formats of results that differ between the CPU and the meta device.
 
-In: an op, its arguments, and its results on the meta device. Out: the results in the CPU's order of
-dims, which decides what the next op copies.
+In: an op, its arguments, and its results on the meta device. Out: the results with the strides that
+they have on the CPU. Whether the next op copies its operand depends on them.
 
-    x channels_last, pixel_shuffle(x, 2)     the CPU: channels_last, meta: contiguous
+    pixel_shuffle(x, 2), x channels-last     on the CPU channels-last, on meta contiguous
 
-Found by comparing, PyTorch 2.13: `tests/memory/test_layouts`.
+The table was found by running each op on both devices; `tests/memory/test_layouts` compares again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 VOLUMES: Final = 5  # dims of images of three
 LAYOUTS: Final = {4: torch.channels_last, VOLUMES: torch.channels_last_3d}
 
-# Those that are channels_last where this argument is, by its place; contiguous where it is not.
+# The result is channels-last if the argument at this position is, else contiguous.
 _AS_ARGUMENT: Final[dict[Any, int]] = {
     aten.pixel_shuffle.default: 0,
     aten.pixel_unshuffle.default: 0,
@@ -44,7 +44,7 @@ _CONTIGUOUS: Final = frozenset({
 
 
 def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
-    """Return the result in the CPU's order of dims; results of other ops are unchanged."""
+    """Return the result with the strides that it has on the CPU; most are unchanged."""
     place = _AS_ARGUMENT.get(func)
     if place is not None:
         layout = LAYOUTS[result.dim()] if is_channels_last(args[place]) else torch.contiguous_format
@@ -61,16 +61,16 @@ def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
 
 
 def _rolled(result: Tensor, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """Return the layout of `roll`, which joins two parts along each dim; an empty one is not
-    channels-last."""
+    """Return the result of `roll` with its strides on the CPU. `roll` concatenates two parts along
+    each dim; it is contiguous if one of them is empty."""
     pairs = list(zip(shifts, dims, strict=False))
     is_last = bool(pairs) and is_channels_last(x) and all(n % x.shape[d] for n, d in pairs)
     return _in_order(result, LAYOUTS[x.dim()] if is_last else torch.contiguous_format)
 
 
 def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
-    """Return the layout of a convolution: channels-last if one operand is, except for PyTorch's own
-    3-D kernels; on meta tensors it is always contiguous."""
+    """Return the result of a convolution with its strides on the CPU: channels-last if one operand
+    is, except for PyTorch's own 3-D kernels. On meta tensors it is always contiguous."""
     x, w = args[:2]
     if not (is_channels_last(x) or is_channels_last(w)):
         return result
@@ -80,8 +80,10 @@ def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
 
 
 def is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
-    """Whether oneDNN runs this convolution on the CPU; PyTorch is asked with tensors of one
-    element. `options`: stride, padding, dilation, transposed, output_padding, groups."""
+    """Whether oneDNN runs this convolution on the CPU, as PyTorch decides it.
+
+    `options`: stride, padding, dilation, transposed, output_padding, groups."""
+    # PyTorch decides by CPU tensors: here of one element, expanded.
     images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
     return not is_slow_convolution(images, weights, *options)
 
@@ -112,7 +114,7 @@ def _in_order(x: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 def is_packed(x: Tensor) -> bool:
-    """Whether its elements are without gaps, in any order of dims."""
+    """Whether the elements of x fill memory without gaps, in any order of dims."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != step:

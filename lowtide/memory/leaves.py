@@ -1,8 +1,6 @@
-"""The tensors inside any value of a user.
+"""Finds the tensors in a value of the user's program: in pytrees and in attributes of objects.
 
-    tensors_in((x, {"a": y}, Result(loss=z)))       [x, y, z]
-
-Lists, tuples and dicts, what PyTorch's pytrees know, and the attributes of other objects.
+tensors_in((x, {"a": y}, Result(loss=z)))       [x, y, z]
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ _MOST_OBJECTS: Final = 1000
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """Yield the tensors in order; a tensor that occurs twice is yielded twice."""
+    """Return the tensors in order; a tensor that occurs twice is listed twice. The search ends
+    after 1000 objects."""
     found: list[torch.Tensor] = []
     seen: set[int] = set()
     todo: list[Any] = [value]

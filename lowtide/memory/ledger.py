@@ -1,7 +1,7 @@
 """The allocations of a dry run: when they are made, by which line, and the peak.
 
-In: all that PyTorch does on meta tensors while the ledger is entered, also in autograd. Out:
-`peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed and no data is allocated.
+In: the ops that PyTorch runs on meta tensors while the ledger is entered, also in a backward pass.
+Out: `peak_bytes`, and `at_peak()`: what was alive then. Nothing is computed, no data is allocated.
 
     ledger = Ledger()
     with ledger:
@@ -42,13 +42,13 @@ from lowtide.torch_private.tensors import address, storage_of, use_count, uses_o
 
 _NODE = "lowtide.place"
 _ROOT = "torch::autograd::GraphRoot"  # gives the cotangents, and computes nothing
-WATCHED = "lowtide.watched"  # in the metadata of a node that `watch` has seen
+WATCHED = "lowtide.watched"  # key in the metadata of a node that `watch` has hooked
 _META = torch.device("meta")
 _FOREVER = 1 << 62
 _TORCH = "PyTorch"
-_NUMBERS_BYTES = 64  # that an op makes of its numbers, for itself
-_ALONE = 2  # uses of a storage that one tensor has, while it is asked
-_ONCE = 4  # uses of a gradient that the engine holds for one operand, as an op under a mode sees it
+_NUMBERS_BYTES = 64  # an op's Python numbers as 0-dim tensors
+_ALONE = 2  # use count of a storage that one tensor has: the tensor and the query
+_ONCE = 4  # use count, within a mode, of a gradient that only the engine holds
 aten = torch.ops.aten
 _MAKE_ZEROS = {aten.new_zeros.default, aten.zeros_like.default, aten.zeros.default}
 _CONSTANT = {aten.zeros.default, aten.ones.default, aten.full.default, aten.empty.memory_format}
@@ -103,17 +103,17 @@ class Ledger(OwnMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
-        self.was_asked = False  # for a number that only the data know
+        self.was_asked = False  # for a number that depends on the data
         self._answers = False
         self.elsewhere = Elsewhere()
         self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
-        self._done: Any = None  # the node of the backward pass that has run last
+        self._done: Any = None  # the node that ran last in the backward pass
         self._zeros = 0  # the storage of the zeros that were made last
 
-    # -- what the run tells --
+    # -- called by the dry run --
 
     def at(self, name: str, loc: Loc, kind: str = _TORCH) -> None:
-        """From here on, allocations are of this op."""
+        """Attribute the allocations from here on to this op."""
         self.name, self.loc, self.kind = name, loc, kind
 
     def spike(self, nbytes: int) -> None:
@@ -191,7 +191,7 @@ class Ledger(OwnMode):
                 todo += [below for below, _ in node.next_functions]
 
     def watch(self, results: Sequence[torch.Tensor]) -> None:
-        """Notice when a node in the backward pass of these results has run."""
+        """Record which node of these results' backward pass ran last."""
         for node in nodes_of(results):
             node.register_hook(self._node_is_done)
             node.metadata[WATCHED] = True
@@ -212,9 +212,9 @@ class Ledger(OwnMode):
         self._of_python |= {address(x): weakref.ref(x) for x in found}
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
-        """Whether the engine, outside of the dry run's mode, would add this gradient to another one
-        in place: it does if nothing else refers to that. Results of Python functions are held by
-        Python."""
+        """Whether autograd's engine would add one gradient to another in place if no mode were on:
+        it does if nothing else refers to the first. Python may refer to the results of Python
+        functions."""
         if func is not aten.add.Tensor or torch.is_grad_enabled():
             return False
         node: Any = current_node()
@@ -239,10 +239,10 @@ class Ledger(OwnMode):
             found.append(self._peak_inside)
         rest = self.peak_bytes - sum(e.nbytes for e in found)
         if rest > 0:
-            found.append(Held(name="whole blocks", nbytes=rest, kind=_TORCH, loc=UNKNOWN_LOC))
+            found.append(Held(name="rounding to blocks", nbytes=rest, kind=_TORCH, loc=UNKNOWN_LOC))
         return sorted(found, key=lambda e: -e.nbytes)
 
-    # -- what PyTorch does --
+    # -- called by PyTorch --
 
     def __torch_dispatch__(
         self,
@@ -286,7 +286,7 @@ class Ledger(OwnMode):
             self.elsewhere.add(tensors_in(result))
             return result
         for x in tensors_in(result):
-            if not any(x is given for given in args):  # as the ops in place return
+            if not any(x is given for given in args):  # an in-place op returns its operand
                 self.book(x)
         inside = bounds.scratch(func, args, kwargs, result, self.of_host)
         if inside is None:
@@ -315,15 +315,15 @@ class Ledger(OwnMode):
         schema = schema_of(func)
         makes = not given and any(a.name == "device" for a in schema.arguments)
         if func in _CONSTANT and not self.of_host and _is_number_of_cpu(args, kwargs):
-            return args, kwargs  # where PyTorch for GPUs leaves it
+            return args, kwargs  # PyTorch for GPUs leaves it on the CPU
         if makes or kwargs.get("device") is not None:
             kwargs["device"] = _META
         if all(x.is_meta for x in given):
             return args, kwargs
         if not schema.is_mutable and all(x.dim() == 0 and not x.is_meta for x in given):
-            return args, kwargs  # numbers, of which the program may want to know the value
+            return args, kwargs  # real numbers: the program may read their value
         keeps = not schema.is_mutable
-        read = keeps or not self.of_host  # a GPU's kernel may have a number that it does not write
+        read = keeps or not self.of_host  # a GPU's kernel may read a CPU scalar
         return (
             tuple(self._changed(x, read if k else keeps) for k, x in enumerate(args)),
             {k: self._changed(x, keeps) for k, x in kwargs.items()},
@@ -372,7 +372,7 @@ class Ledger(OwnMode):
         self._enter(entry)
 
     def see_node(self) -> None:
-        """Note that a backward pass may have come to another node."""
+        """Note which node of a backward pass runs now."""
         node, number = _current()
         if number not in (-1, self._node) and (why := _BY_DATA.get(node.name())):
             name, loc = self._place()
@@ -401,14 +401,14 @@ class Ledger(OwnMode):
         self.live_bytes -= self._size(entry)
 
     def _end_of(self, key: int, entry: Entry) -> Callable[[object], None]:
-        books = weakref.ref(self)  # which holds what calls this
+        weak = weakref.ref(self)  # the ledger refers to this callback
 
         def end(ref: object) -> None:
-            ledger = books()
+            ledger = weak()
             if ledger is None:
                 return
             ledger.end(entry)
-            if ledger._storages.get(key) is ref:  # else another lies where this one lay
+            if ledger._storages.get(key) is ref:  # else the address was reused
                 del ledger._storages[key]
 
         return end

@@ -1,7 +1,9 @@
-"""Results of ops that PyTorch's meta device lacks, or gives another form.
+"""Meta results of ops for which PyTorch has no meta kernel, or one that gives other strides.
 
-In: an ATen op and its arguments, on the meta device. Out: empty results as the op's own device
-makes them; None for ops whose meta results are right.
+In: an ATen op and its arguments, on the meta device. Out: empty results with the shapes, strides
+and dtypes that the CPU gives; None for ops whose meta kernel is right.
+
+    results(aten.soft_margin_loss.default, (x, y))     x: [N], y: [N]  →  []
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import torch
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-_MEAN: Final = 1  # the number of this reduction
+_MEAN: Final = 1  # the argument `reduction` of a loss in ATen
 
 
 def results(func: Any, args: Sequence[Any]) -> Any:
-    """See the module's text."""
+    """Return the meta results, or None; see the module's text."""
     make = _MAKERS.get(func)
     return None if make is None else make(*args)
 
@@ -33,13 +35,14 @@ def _attention_backward(_: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def _by_heads(x: Tensor) -> Tensor:
-    """One like it, the heads of a place side by side."""
+    """Return a tensor like x: [batch, heads, length, width], whose memory is in the order [batch,
+    length, heads, width]."""
     batch, heads, length, width = x.shape
     return x.new_empty((batch, length, heads, width)).transpose(1, 2)
 
 
 def _native_attention(q: Tensor, k: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """`nn.MultiheadAttention` in one op, as it runs without gradients."""
+    """The fused op that `nn.MultiheadAttention` runs if no gradients are recorded."""
     heads = given[2]
     needs, averages = (*given[8:10], True, True)[:2]
     batch, length, _ = q.shape
@@ -56,26 +59,26 @@ def _like_second(_: Tensor, x: Tensor, *__: Any) -> Tensor:
 
 
 def _soft_margin(x: Tensor, _: Tensor, reduction: int = _MEAN) -> Tensor:
-    """One number lies where the loss of each element was."""
-    of_each = x.new_empty(x.shape)
-    return of_each.view(-1)[0] if reduction and x.numel() else of_each
+    """A reduced loss is a view of the losses of all elements."""
+    losses = x.new_empty(x.shape)
+    return losses.view(-1)[0] if reduction and x.numel() else losses
 
 
 def _ctc(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """Targets are as long as they can be: no longer than what they are compared with."""
+    """The longest target depends on the data: it is taken as the largest possible one."""
     steps, batch, _labels = log_probs.shape
     longest = min(targets.shape[-1], steps)
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))
 
 
 def _lstsq(a: Tensor, b: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    """The solution lies in the first rows of what the right side was copied to."""
+    """The solution is a view of the first rows of a copy of the right side."""
     rows, columns = a.shape[-2:]
     is_vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
     right = (b.unsqueeze(-1) if is_vector else b).shape
     batch: Any = cast("Any", torch).broadcast_shapes(a.shape[:-2], right[:-2])
-    room = b.new_empty((*batch, max(rows, columns), right[-1]))
-    solution = room[..., :columns, :]
+    copy = b.new_empty((*batch, max(rows, columns), right[-1]))
+    solution = copy[..., :columns, :]
     rank = a.new_empty(a.shape[:-2], dtype=torch.int64)
     nothing = a.new_empty(0)
     return (solution.squeeze(-1) if is_vector else solution), nothing, rank, nothing.clone()

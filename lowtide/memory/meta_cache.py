@@ -26,7 +26,7 @@ from lowtide.torch_private.dispatch import schema_of
 from lowtide.torch_private.tensors import is_zero_tensor, storage_of
 
 Tensor = torch.Tensor
-_MOST: Final = 10_000  # calls that are remembered
+_MOST: Final = 10_000  # cached calls
 _MOST_ITEMS: Final = 64  # of a sequence among the arguments
 _OURS: Final = ("aten", "prims")  # namespaces
 _META: Final = torch.device("meta")
@@ -39,29 +39,29 @@ _VALUES: Final = frozenset({
 
 
 class _Form(NamedTuple):
-    """What decides about the memory of a tensor."""
+    """The metadata of a tensor that its memory depends on."""
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     def made(self) -> Tensor:
-        """Another of this form."""
+        """Return a new meta tensor of this form."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
 
 
-# What a call gave: the first argument, a tensor, or several, of which some may be none.
+# The result of a call: the first argument, a tensor, or several of which some may be None.
 _Given = Literal["first"] | _Form | tuple[_Form | None, ...]
 _given: dict[Hashable, _Given] = {}
 
 
 class _UnknownError(Exception):
-    """It may hang on more than forms."""
+    """The result may depend on more than forms."""
 
 
 def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `func` gives for these arguments."""
-    if not _hangs_on_forms(func):
+    """Return the result of `func` for these arguments, from the cache if possible."""
+    if not _depends_on_forms(func):
         return func(*args, **kwargs)
     try:
         key = func, _flags(), _part(args), _part([*kwargs.items()])
@@ -81,7 +81,7 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def _hangs_on_forms(func: Any) -> bool:
+def _depends_on_forms(func: Any) -> bool:
     schema = schema_of(func)
     if func.namespace not in _OURS:
         return False
@@ -96,7 +96,7 @@ def _flags() -> tuple[Hashable, ...]:
 
 
 def _part(value: Any) -> Hashable:
-    """The part of a key that says of an argument what the result hangs on."""
+    """Return the part of the key for an argument. Raises _UnknownError if it has none."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _TENSORS:
         return _form(value)
@@ -125,7 +125,7 @@ def _given_by(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _G
 
 
 def _fresh_form(x: Any, others: set[int]) -> _Form:
-    """Of a tensor with memory of its own, as much as its form needs."""
+    """Return the form of a tensor that has a storage of its own, as large as its form needs."""
     if type(x) is not Tensor:
         raise _UnknownError
     form = _form(x)

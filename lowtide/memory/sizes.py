@@ -18,8 +18,9 @@ _WRITE = "write a number of bytes, or a string such as '512MB' or '2GiB'"
 
 
 def budget_bytes(size: object, name: str = "budget") -> int:
-    """The bytes that `size` means. `name`: the argument, for the message of the LowtideError that
-    is raised for nonsense: `"lots"`, 0, a negative number, NaN, True, None."""
+    """Return the bytes that `size` means. `name`: the argument's name, for messages.
+
+    Raises LowtideError for anything else: `"lots"`, 0, a negative number, NaN, True, None."""
     count: Any = size
     if isinstance(size, Real) and not isinstance(size, Integral) and float(size).is_integer():
         count = int(float(size))

@@ -1,17 +1,17 @@
-"""Python kernels that run before PyTorch's own, on one thread, within a context.
+"""Python kernels that replace ATen ops on one thread, within a context.
 
-In: ATen ops, and a function for each. Out: a context in which the function is called instead of the
-op, whether Python or PyTorch itself calls it, and for any tensors.
+In: ATen ops, and a function for each. Out: a context in which PyTorch's dispatcher calls the
+function instead of the op, for calls from Python and from C++, and for tensors of any device.
 
     key = SpareKey("AutocastIPU")
     key.add(aten.mm.default, lambda op, *args: op(*(x.half() for x in args)))
     with key.on():
         x @ y                       ──►  mm(x as f16, y as f16)
 
-Invariant: within such a function the key is off, so that it calls PyTorch's kernels.
+Invariant: the key is off within such a function, so that it can call PyTorch's own kernels.
 
-It uses an autocast dispatch key of a device for which PyTorch has nothing else. These keys come
-before autograd's; the first unused one of those named here is taken.
+The dispatch key is the autocast key of a device without kernels in this build of PyTorch. Autocast
+keys precede autograd's. Of the names given, the first unused one is taken.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lowtide.torch_private.dispatch import (
 
 
 class SpareKey:
-    """See the module's text."""
+    """See the module's text. `names`: of dispatch keys, in order of preference."""
 
     def __init__(self, *names: str) -> None:
         keys = ((name, key_named(name)) for name in names)
@@ -46,10 +46,10 @@ class SpareKey:
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, name)
         self._name, self._ops = name, torch.library.Library("aten", "IMPL")
-        self._held = others  # its kernels end when nobody has it
+        self._others = others  # a Library removes its kernels when it is freed
 
     def add(self, op: Any, kernel: Callable[..., Any]) -> None:
-        """`kernel` gets the op, and its arguments."""
+        """Register a kernel: it is called with the op and its arguments."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with self.off():
@@ -61,7 +61,7 @@ class SpareKey:
 
     @contextlib.contextmanager
     def on(self) -> Generator[None]:
-        """Inside, on this thread."""
+        """A context in which this thread calls the kernels."""
         was_out = is_key_excluded(self._key)
         was_in = is_key_included(self._key)
         exclude_key(self._key, False)
@@ -73,6 +73,6 @@ class SpareKey:
             exclude_key(self._key, was_out)
 
     def off(self) -> contextlib.AbstractContextManager[None]:
-        """The same outside, for what is called within `on`."""
+        """A context in which it does not, within `on`."""
         guard: contextlib.AbstractContextManager[None] = KeysExcluded(self._alone)
         return guard

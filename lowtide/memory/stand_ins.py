@@ -1,7 +1,8 @@
-"""Meta tensors that stand for tensors: of the same form, without memory.
+"""Tensors without memory that stand for other tensors: of the same shape, strides and dtype.
 
-like(x)         a leaf if `x` is a leaf or needs no gradient, else the result of an op
-from_leaf(x)    the result of an op on `x`, whose gradient is the leaf's
+like(x)              a meta tensor; a leaf unless `x` is the result of an op with a gradient
+from_leaf(x)         the result of an op on `x`, whose gradient flows to `x`
+over_nothing(x, d)   a tensor on device `d` whose pages are never touched
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from lowtide.torch_private.tensors import negative_view, storage_nowhere, throw_
 Tensor = torch.Tensor
 Storage = torch.UntypedStorage
 META: Final = torch.device("meta")
-_SMALL_BYTES: Final = 1 << 16  # less is not worth a mapping of its own
+_SMALL_BYTES: Final = 1 << 16  # smaller storages are allocated, not mapped
 _CPU: Final = torch.device("cpu")
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0  # Python has no name for it
 
 
 def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
-    """A meta tensor of the same form; no leaf if it requires grad and `x` is none."""
+    """Return a meta tensor of the same form; a leaf unless it requires grad and `x` is no leaf."""
     made = torch.empty_strided(
         x.shape, x.stride(), dtype=x.dtype, device=META, requires_grad=requires_grad
     )
@@ -34,9 +35,9 @@ def like(x: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
 
 
 def with_sizes(value: Any) -> Any:
-    """The same, with meta tensors for those whose sizes are symbols, at the values that these are
-    known to have; raises LowtideError where they have none. Where there is none, it is the value
-    itself: which lists are one says something, too."""
+    """Return the pytree with meta tensors for those whose sizes are symbols, in the sizes that the
+    symbols stand for. A pytree without such tensors is returned itself, so that lists keep their
+    identity. Raises LowtideError if a symbol has no value."""
     found = tree_map_only(torch.Tensor, _with_sizes, value)
     is_same = all(map(operator.is_, tree_leaves(found), tree_leaves(value)))
     return value if is_same else found
@@ -53,7 +54,7 @@ def _with_sizes(x: Tensor) -> Tensor:
     ]
     if None in found:
         sizes = ", ".join(map(str, x.shape))
-        raise LowtideError(f"the sizes ({sizes}) have no values: give a tensor of the sizes meant")
+        raise LowtideError(f"the sizes ({sizes}) have no values: pass a tensor with real sizes")
     rank = x.dim()
     return torch.empty_strided(
         found[:rank], found[rank:], dtype=x.dtype, device=META, requires_grad=x.requires_grad
@@ -61,8 +62,8 @@ def _with_sizes(x: Tensor) -> Tensor:
 
 
 def from_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    """What an op has made of it, of the same form: it may be changed in place, and its gradient is
-    the leaf's. No memory is touched."""
+    """Return the result of an op on the leaf, of the same form. Unlike the leaf, it may be
+    changed in place; its gradient flows to the leaf. No memory is touched."""
     with torch.enable_grad():
         return cast("torch.Tensor", _FromLeaf.apply(leaf))
 
@@ -78,13 +79,13 @@ class _FromLeaf(torch.autograd.Function):
 
 
 def over_nothing(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the form of `x`, on the device."""
+    """Return a tensor of the form of `x` on the device, whose memory is never touched."""
     return over(x, untouched(x.untyped_storage().nbytes(), device))
 
 
 def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
-    """Memory of which no page is used, however much it is. A GPU's is nowhere: whoever asks where,
-    as to launch a kernel of their own, gets an error of PyTorch's."""
+    """Return a storage of which no page is resident. A GPU's has no address: PyTorch raises an
+    error where it is needed, as in a launch of the user's own kernel."""
     if device.type != "cpu":
         nowhere = storage_nowhere(nbytes, device)
         with torch.no_grad():
@@ -98,7 +99,7 @@ def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
 
 
 def over(x: Tensor, storage: Storage) -> Tensor:
-    """A tensor of the form of `x`, in this memory."""
+    """Return a tensor of the form of `x` in this storage."""
     made = torch.empty(0, dtype=x.dtype, device=storage.device)
     made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore
     made = made.conj() if x.is_conj() else made

@@ -1,13 +1,11 @@
 """Runs compiled code while a profile runs or a dispose scope is open.
 
-In: a compiled function, or a part of one. Out: what it returns. Both watchers are modes of PyTorch,
-which see each PyTorch function that Python calls. They must not count Lowtide's own calls.
+In: a compiled function, or a part of one. Out: its result. Both watchers are PyTorch function
+modes, which see every PyTorch function that Python calls. They must not see Lowtide's own calls.
 
-| watcher | sees |
-| --- | --- |
-| a profile | that the whole call is one operator, named after the function (`call`) |
-| a dispose scope | what a compiled part gave, as if the user's line had made it (`told`); not what it took on the way (`aside`) |
-"""  # noqa: E501
+    a profile          records the whole call as one operator, named after the function (`call`)
+    a dispose scope    owns the results of a compiled part (`told`), not its temporaries (`aside`)
+"""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ def call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """`compiled(…)` if the profiler was all that stood in its way, else `plain(…)`. `reason`: what
-    stands in its way, "" if nothing."""
+    """Call `compiled` with the profiler paused if nothing else prevents compiled code; else call
+    `plain`. `reason()`: what prevents it, "" if nothing."""
     watch = sys.modules.get(_PROFILER)
     watcher = watch.current() if watch is not None else None
     if watcher is None or watcher.is_paused:
@@ -42,13 +40,13 @@ def call(
 
 
 def aside() -> AbstractContextManager[None]:
-    """No dispose scope takes what this thread makes inside: it is Lowtide's own."""
+    """A context in which no dispose scope owns what this thread makes: it is Lowtide's own."""
     watch = sys.modules.get(_SCOPES)
     return nullcontext() if watch is None else watch.aside()
 
 
 def told(made: Any) -> None:
-    """These tensors, made `aside`, are the innermost scope's."""
+    """Give these tensors, which were made `aside`, to the innermost scope."""
     watch = sys.modules.get(_SCOPES)
     if watch is not None:
         watch.told(made)

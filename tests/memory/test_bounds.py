@@ -313,7 +313,7 @@ def test_an_op_without_a_bound_is_named() -> None:
 
     given = torch.rand(1000, 10), torch.rand(1000, 20), torch.rand(30, 10, 20)
     plan = lt.script(f).memory(*given)
-    assert any("`aten::_trilinear` takes inside is not known" in note for note in plan.notes)
+    assert any("scratch memory of `aten::_trilinear` is not known" in note for note in plan.notes)
     assert plan.peak_bytes >= 4 * (1000 * 30 + 1000 * 20)
 
 

@@ -1,15 +1,16 @@
-"""Records where a tensor was made, in a fraction of a microsecond; the line is found when needed.
+"""Records where a tensor was made, in a fraction of a microsecond.
 
-In: the frame that called PyTorch. Out: a `Birth`: the tensor, weakly, and the user's code object
-and instruction. Frames of PyTorch, Lowtide and the standard library are skipped, so that the line
-is the user's. The frames also tell whether code made the tensor that stores what it makes: an
-optimizer, a gradient scaler, a compiler at work.
+In: the frame that called PyTorch. Out: a `Birth`: a weak reference to the tensor, the user's code
+object and the instruction. The line number is looked up only when a message needs it. Frames of
+PyTorch, Lowtide and the standard library are skipped, so that the line is the user's. The skipped
+frames also tell whether the tensor was made by code that stores what it makes, such as an
+optimizer: scopes leave such tensors alone.
 
     birth = note(t, frame_at(1))          # ~0.3 µs
     loc_of_birth(birth)                     # train.py:12
 
-Lists hold births flat, field after field: a tuple for each would be one more object that Python's
-collector walks, and as much memory as the weak reference.
+Lists hold births flat, field after field: a tuple for each would be one more object for Python's
+garbage collector to visit, and as much memory as the weak reference.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PACKAGES = tuple(
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _SITE = (os.path.join(_STDLIB, "site-packages"), os.path.join(_STDLIB, "dist-packages"))
 _GENERATED = ("<eval_with_key>", "<frozen ", "<lowtide ")
-# (end of the file, function or "" for all): code that keeps the tensors that it makes.
+# (part of the file name, function or "" for all): code that stores the tensors that it makes.
 _KEEPING = (
     (os.path.join("torch", "optim", ""), ""),
     (os.path.join("torch", "amp", "grad_scaler.py"), "GradScaler._lazy_init_scale_growth_tracker"),
@@ -62,45 +63,45 @@ _KEEPING = (
 )
 _MOST_CODES = 10_000
 
-# Code objects of the user's, of what is passed over, and of what is passed over and keeps what it
-# makes, by id: to hash a code object takes as long as the function is large.
+# By id, since hashing a code object takes time proportional to the size of the function: code of
+# the user, skipped code, and skipped code that stores what it makes.
 USER_CODES: dict[int, CodeType] = {}
-_passed_codes: dict[int, CodeType] = {}
+_skipped_codes: dict[int, CodeType] = {}
 _keeping_codes: dict[int, CodeType] = {}
 
 
-# One tensor, weakly, and the user's code and instruction that made it; `~instruction`, which is
-# negative, if its maker keeps it. A plain tuple: a named one takes four times as long to make.
+# A tensor, and the user's code and instruction that made it; `~instruction`, which is negative, if
+# the code that made it stores it. A plain tuple: a NamedTuple takes four times as long to make.
 Birth: TypeAlias = tuple[weakref.ref[torch.Tensor], CodeType | None, int]
-# Births one after the other, their fields side by side.
+# A flat list of births, field after field.
 Births: TypeAlias = list[Any]
 FIELDS = 3
 
 
 def each(births: Births) -> Iterator[Birth]:
-    """The births of a flat list."""
+    """Yield the births of a flat list."""
     fields = iter(births)
     return zip(fields, fields, fields, strict=True)
 
 
 def given_away(birth: Birth) -> Birth:
-    """The birth of a tensor that its maker no longer keeps: somebody asked for it."""
+    """Return the birth without the mark that its maker stores the tensor: the user claims it."""
     ref, code, instruction = birth
     return ref, code, max(instruction, ~instruction)
 
 
 def loc_of_birth(birth: Birth) -> Loc:
-    """The user's line; `UNKNOWN_LOC` for a tensor that was not seen being made."""
+    """Return the user's line; `UNKNOWN_LOC` for a tensor whose creation was not seen."""
     _, code, instruction = given_away(birth)
     return UNKNOWN_LOC if code is None else loc_of(code, instruction)
 
 
 def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
-    """The birth of `tensor`, made by a call from `frame`."""
+    """Return the birth of a tensor that was made by a call from `frame`."""
     innermost, is_kept = frame, False
     while frame is not None:
         key = id(frame.f_code)
-        if key not in _passed_codes:
+        if key not in _skipped_codes:
             if key in USER_CODES or (key not in _keeping_codes and is_users(frame.f_code)):
                 break
             is_kept = is_kept or key in _keeping_codes
@@ -113,19 +114,20 @@ def note(tensor: torch.Tensor, frame: FrameType | None) -> Birth:
 
 
 def unseen(tensor: torch.Tensor) -> Birth:
-    """The record of a tensor that was made where nobody watched."""
+    """Return the birth of a tensor whose creation was not seen."""
     return weakref.ref(tensor), None, 0
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The first frame, from `frame` outwards, that is the user's."""
+    """Return the innermost frame of the user's code, from `frame` outwards; None if there is
+    none."""
     while frame is not None and not is_users(frame.f_code):
         frame = frame.f_back
     return frame
 
 
 def loc_of(code: CodeType, instruction: int) -> Loc:
-    """The line of the instruction at byte `instruction` of `code`."""
+    """Return the line of the instruction at byte offset `instruction` of `code`."""
     line = code.co_firstlineno
     for begin, end, found in code.co_lines():
         if begin <= instruction < end and found is not None:
@@ -135,19 +137,19 @@ def loc_of(code: CodeType, instruction: int) -> Loc:
 
 
 def end_of_with(loc: Loc) -> Loc:
-    """The last line of the `with` block that opens at `loc`; `loc` itself where there is none."""
+    """Return the last line of the `with` block that begins at `loc`; `loc` if there is none."""
     try:
         blocks = _withs("".join(linecache.getlines(loc.file)))
-    # The last one now and then while other threads parse, too: python/cpython#106905.
+    # SystemError: rarely, while other threads parse, too (python/cpython#106905).
     except (SyntaxError, ValueError, SystemError):
         return loc
     ends = [end or loc.line for begin, body, end in blocks if begin <= loc.line < body]
     return _loc(loc.file, min(ends), loc.function) if ends else loc
 
 
-@functools.lru_cache(maxsize=4)  # who meets one such error often meets the next in the same file
+@functools.lru_cache(maxsize=4)  # errors of one run are often in the same file
 def _withs(source: str) -> list[tuple[int, int, int | None]]:
-    """(line, first line of the body, last line) of each `with` block."""
+    """Return (line, first line of the body, last line) of each `with` block."""
     return [
         (node.lineno, node.body[0].lineno, node.end_lineno)
         for node in ast.walk(ast.parse(source))
@@ -161,8 +163,8 @@ def _loc(file: str, line: int, function: str) -> Loc:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether it is the user's, found once."""
-    for known in (USER_CODES, _passed_codes, _keeping_codes):
+    """Whether the code is the user's; cached by id."""
+    for known in (USER_CODES, _skipped_codes, _keeping_codes):
         if id(code) in known:
             return known is USER_CODES
     file: Any = code.co_filename
@@ -172,7 +174,7 @@ def is_users(code: CodeType) -> bool:
     elif any(where in file and name in ("", code.co_qualname) for where, name in _KEEPING):
         found = _keeping_codes
     else:
-        found = _passed_codes
+        found = _skipped_codes
     if len(found) >= _MOST_CODES:
         found.clear()
     found[id(code)] = code

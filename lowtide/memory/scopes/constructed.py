@@ -1,16 +1,16 @@
 """Tensors made by a call of their class: `torch.Tensor([1.0])`, `Subclass(x)`.
 
-In: a tensor whose `__init__` has run. Out: the scope owns it, if the call made it.
+In: a tensor whose `__init__` has run. Out: the innermost scope owns it, if the call made it.
 
     class Image(torch.Tensor): ...
 
     with lt.dispose_scope():
         a = Image([1.0])                    # made
-        b = Image(a)                        # `__new__` may give back `a`, or one that it keeps
+        b = Image(a)                        # may be `a` itself: `__new__` decides
 
-Invariant: a tensor of a subclass is taken only if nothing but the call that constructs it refers
-to it. The number of references of such a call depends on the version of Python, and is measured on
-a class of Lowtide's own.
+Invariant: a scope owns a tensor of a subclass only if nothing but the constructor's call refers to
+it. How many references such a call holds depends on the version of Python, so it is measured on a
+class of Lowtide's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from lowtide.memory.scopes.tensor_trees import tensors_in
 
 
 class _Plain(torch.Tensor):
-    """A class of a user's, whose one tensor is made once: a mode may be on when it is called."""
+    """A subclass whose only tensor is made in advance: a mode may be on when references are
+    counted."""
 
     it: Any = None
 
@@ -37,7 +38,7 @@ class _Plain(torch.Tensor):
 
 
 class _Initialized(_Plain):
-    """One with an `__init__` of its own."""
+    """The same with its own `__init__`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,12 +46,12 @@ class _Initialized(_Plain):
 
 for _kind in (_Plain, _Initialized):
     _kind.it = watch.in_a_thread(partial(torch.Tensor.__new__, _kind, 0))
-# References to the tensor of each where `constructed` counts them.
+# By class, the reference count that `constructed` sees.
 _counts: dict[type, int] = {}
 
 
 def constructed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """A tensor made by a call of its class; of a subclass, `__new__` may hand out an old one."""
+    """Record a tensor after its `__init__`, unless `__new__` returned an existing one."""
     kind, frame, deep = type(tensor), frame_at(2), 0
     if issubclass(kind, _Plain):
         _counts[kind] = sys.getrefcount(tensor)
@@ -62,20 +63,20 @@ def constructed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             frame, deep = frame.f_back, deep + 1
         count = sys.getrefcount(tensor)
         if deep and count > _most(deep):
-            count_references()  # calls have a reference more once Dynamo runs Python's frames
+            count_references()  # calls hold one more reference once Dynamo evaluates frames
         if count > _most(deep) or any(tensor is given for given in tensors_in((args, kwargs))):
             return
     watch.see(tensor, frame)
 
 
 def count_references() -> None:
-    """Count anew. Call it once `constructed` is called by `__init__`."""
+    """Measure the counts. Call it after `constructed` has been hooked into `__init__`."""
     for kind in (_Plain, _Initialized):
         kind()
 
 
 def _most(deep: int) -> int:
-    """References to a fresh tensor in the constructor below so many `__init__`."""
+    """Return the references to a new tensor below `deep` nested calls of `__init__`."""
     return _counts[_Plain] - 1 + deep * (_counts[_Initialized] - _counts[_Plain])
 
 

@@ -1,13 +1,14 @@
 """Scopes around functions, coroutine functions, generators and asynchronous generators.
 
-In: a function, and what makes a scope. Out: one that behaves the same, in a dispose scope at each
-call. The scope is given, not imported: Dynamo may compile these functions, and not those of scopes.
+In: a function, and a function that makes a scope. Out: a function with the same behaviour, each
+call of which runs in a new dispose scope. Scopes are not imported here: Dynamo may compile these
+functions, and must not compile those of scopes.
 
     @lt.dispose_scope()                     @lt.wrapped_dispose_scope
     def log_norms(model): ...               def features(x): ...        # its result is moved out
 
-Always: a generator's scope is the innermost only while its own body runs, not between two values;
-what `with dispose_scope():` around a `yield` cannot do, as Python runs the caller in its context.
+Invariant: a generator's scope is the innermost only while its body runs, not between two values.
+`with dispose_scope():` around a `yield` cannot do this: the caller would run inside the scope.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from lowtide.memory.scopes.tensor_trees import with_parts
 T = TypeVar("T")
 P = ParamSpec("P")
 MakeScope = Callable[[], Any]  # `scope.dispose_scope`
-Leave = Callable[[Any, Any], Any]  # the scope and a value: what leaves it
+Leave = Callable[[Any, Any], Any]  # (scope, result) → result
 _nothing: Any = None
 
 
 def scoped(fn: Callable[P, T], make_scope: MakeScope) -> Callable[P, T]:
-    """`fn` in a scope; nothing is moved out."""
+    """Return `fn` in a scope; nothing is moved out."""
     return _wrapped(fn, make_scope, _as_it_is)
 
 
 def moving_out(fn: Callable[P, T], make_scope: MakeScope) -> Callable[P, T]:
-    """`fn` in a scope; its result, or each value that it yields, is moved out."""
+    """Return `fn` in a scope; its result, or each value that it yields, is moved out."""
     return _wrapped(fn, make_scope, _out_of)
 
 
@@ -62,7 +63,7 @@ def _wrapped(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
     elif callable(fn):
         made = _function(fn, make_scope, leave)
     else:
-        raise TypeError(f"a function is expected, not {type(fn).__name__}")
+        raise TypeError(f"expected a function, got {type(fn).__name__}")
     return made
 
 
@@ -139,7 +140,7 @@ def _async_generator(fn: Any, make_scope: MakeScope, leave: Leave) -> Any:
 
 
 class _Inside:
-    """The scope is the innermost while a step of a generator runs."""
+    """A context in which the scope is the innermost: while a step of a generator runs."""
 
     def __init__(self, scope: Any) -> None:
         self.scope = scope

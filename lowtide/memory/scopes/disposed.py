@@ -1,19 +1,21 @@
-"""A handle without a tensor: what every use of it raises, and how a handle becomes one.
+"""Turns the Python object of a tensor, its handle, into one whose every use raises.
 
-In: a tensor, its birth, and what ends it. Out: the same Python object, of class `DisposedTensor`.
-The handle gives up its TensorImpl and gets another, without memory, whose every dispatch raises. So
-views, saved-for-backward tensors, `.grad` and other C++ holders keep theirs, unchanged; if there is
-none, the memory is free when `empty_out` returns, whatever still refers to the handle.
+In: a tensor, its birth, and what disposes it. Out: the same Python object, of class
+`DisposedTensor`. The handle swaps its TensorImpl for one without memory. Views, tensors saved for
+backward, `.grad` and other references in C++ keep the old impl, unchanged. If there are none, the
+memory is free when `empty_out` returns, even if Python still refers to the handle.
 
     before:  h ──► impl ──► storage        loss.grad_fn ──► impl
-    after:   h ──► nothing                 loss.grad_fn ──► impl ──► storage
+    after:   h ──► hollow impl             loss.grad_fn ──► impl ──► storage
 
-Always: Python's way to a tensor is closed twice. `DisposedTensor` refuses attributes, special
-methods and `__torch_function__`; what asks C++ directly meets a tensor of PyTorch's Python dispatch
-key, whose `__torch_dispatch__` refuses. A handle that C++ holds weakly (after `retain_grad`) cannot
-be exchanged: it is closed to Python, and let go of as soon as nothing else holds it. Where another
-thread may be using the tensor in C++ (`threads.may_share`) the handle is closed, too, but keeps its
-impl: the call that is running goes on with it, and the memory goes with the last reference.
+Invariant: every use raises, from Python and from C++. `DisposedTensor` refuses attributes, special
+methods and `__torch_function__`. C++ dispatches calls on the hollow impl to a `__torch_dispatch__`
+that raises. In two cases the impl stays, and only Python's uses raise:
+
+- C++ holds a weak reference to it (after `retain_grad`). It is swapped at the end of this or a
+  later scope, once nothing else refers to it.
+- Another thread may be using the tensor in C++ (`threads.may_share`). The running call goes on, and
+  the memory is freed with the last reference.
 """
 
 from __future__ import annotations
@@ -53,27 +55,27 @@ from lowtide.torch_private.tensors import (
 _Tensor: Any = torch.Tensor
 _set: Any = object.__setattr__
 _BIRTHS, _ENDING = "_lowtide_births", "_lowtide_ending"
-# So many handles that end together share one dict, which says what they were: one for each would
-# be the largest thing made for it. Few, as the last handle to go keeps the account of all.
+# So many handles share one `__dict__` with their births: one for each handle would take more memory
+# than all else. No more share it, since the last handle to be freed keeps the births of all.
 _TOGETHER = 16
 _MANY = 500  # handles
 _AHEAD = 10_000  # hollow tensors, 0.8 KB each, that are made before the first is used
-# How PyTorch's C++ finds whom to ask; and what its weak references ask of what they refer to.
+# What PyTorch's C++ reads to find an override, and what its weak references read.
 _HARMLESS = frozenset({
     "__class__", "__doc__", "__hash__", "__repr__", "__str__", "__weakref__",
     "__torch_function__", "__torch_dispatch__", "_fix_weakref",
 })  # fmt: skip
-# What `isinstance(t, nn.Parameter)` and its like look for: False, rather than an error.
+# What `isinstance(t, nn.Parameter)` and the like read: they give False, not an error.
 _ABSENT = frozenset({"_is_param", "_is_buffer"})
-# What autograd asks where it can take no error, and would end the process: of what a custom
-# Function returns, and of a leaf, which a handle becomes by `requires_grad_` where PyTorch asks no
+# What autograd's C++ asks in places where an exception would abort the process: of the results of a
+# custom Function, and of a leaf. `requires_grad_` makes a handle a leaf where PyTorch skips
 # `__torch_function__`.
 _METADATA: dict[Any, Any] = {
     torch.ops.prim.device.default: torch.device("meta"),
     torch.ops.prim.layout.default: torch.strided,
     torch.ops.aten.sym_size.default: (),
 }
-# The attributes in which C++ keeps the sizes that it was told.
+# The attributes in which C++ caches the sizes that `__torch_dispatch__` returned.
 _SIZES = frozenset({"_sym_sizes_capsule", "_sym_sizes_capsule_len"})
 _NOT_USES = _HARMLESS | {
     "__dict__", "__dir__", "__getattribute__", "__init__", "__init_subclass__", "__new__",
@@ -82,7 +84,8 @@ _NOT_USES = _HARMLESS | {
 
 
 class Ending(NamedTuple):
-    """What disposed a tensor: the user's instruction, and in words; `is_block`: a `with` ended."""
+    """What disposed a tensor. `code`, `instruction`: the user's. `how`: in words. `opened`: where
+    the scope was opened. `is_block`: whether a `with` block ended."""
 
     code: CodeType | None
     instruction: int
@@ -91,35 +94,35 @@ class Ending(NamedTuple):
     is_block: bool = False
 
     def loc(self) -> Loc:
-        """The line at which it happened."""
+        """Return the line at which it happened."""
         if self.code is None:
             return UNKNOWN_LOC
         loc = loc_of(self.code, self.instruction)
         return end_of_with(loc) if self.is_block else loc
 
     def words(self) -> str:
-        """For people: `by the end of the dispose scope opened at train.py:10`."""
+        """Return a text such as `by the end of the dispose scope opened at train.py:10`."""
         return self.how if self.opened is None else f"{self.how} opened at {loc_of(*self.opened)}"
 
 
 class _DisposedWhileTraced(DisposedTensorError, AssertionError):
-    """Dynamo passes on an AssertionError as it is, and wraps others in one of its own."""
+    """Raised while Dynamo traces: it passes on an AssertionError, and wraps other errors."""
 
     __module__ = DisposedTensorError.__module__
     __qualname__ = DisposedTensorError.__qualname__
 
 
 class _Hollow(torch.Tensor):
-    """A tensor without memory, whose every dispatch raises; exchanged for the one of a handle."""
+    """A tensor without memory, whose every dispatch raises; its impl replaces that of a handle."""
 
-    # Static, as no method need be bound then when PyTorch looks whether there is one.
+    # Static: PyTorch reads the attribute often, and need not bind a method.
     @staticmethod
     def __torch_dispatch__(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _error_in(args, kwargs)
 
 
 class DisposedTensor(torch.Tensor):
-    """What a handle is after its tensor was disposed. `repr`, `hash`, `id` and `is` work."""
+    """The class of a handle after its tensor was disposed. `repr`, `hash`, `id`, `is` work."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,9 +145,9 @@ class DisposedTensor(torch.Tensor):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _SIZES:
-            # In a dict of its own, for C++ to read when another thread may run.
+            # In a copy of the shared dict: C++ may read this one while another thread runs.
             _set(self, "__dict__", {**object.__getattribute__(self, "__dict__"), name: value})
-        # Of a result that was changed in place; whether it fails is not looked at.
+        # Autograd clears the hooks of a result that was changed in place, and ignores errors.
         elif not (name == "_backward_hooks" and _is_applied(frame_at(1))):
             raise error_of(self)
 
@@ -181,7 +184,7 @@ def is_gone(tensor: torch.Tensor) -> bool:
 
 
 def error_of(tensor: torch.Tensor) -> DisposedTensorError:
-    """What its use raises."""
+    """Return the error that a use of the tensor raises."""
     birth, ending = _obituary(tensor)
     born = UNKNOWN_LOC if birth is None else loc_of_birth(birth)
     is_traced = CompileContext.try_get() is not None
@@ -190,14 +193,14 @@ def error_of(tensor: torch.Tensor) -> DisposedTensorError:
 
 
 def empty_out(births: Births, ending: Ending) -> list[Birth]:
-    """Turn handles into disposed ones; what nobody else holds is freed before this returns, or with
+    """Dispose the handles. Memory without other references is freed before this returns, or with
     its last reference if another thread may be using it.
 
-    Out: the births that were passed over: of tensors that their makers keep, of handles that were
-    disposed before, and of tensors of a class with slots of its own, which cannot change its class.
+    Returns the births that were skipped: of tensors that their makers store, of handles that were
+    disposed before, and of tensors whose class has `__slots__`: these cannot change their class.
     """
     is_shared = threads.may_share()
-    passed_over: list[Birth] = []
+    skipped: list[Birth] = []
     hollows = _Hollows(0 if is_shared else _alive_of_many(births))
     ready = hollows.ready
     for begin in range(0, len(births), FIELDS * _TOGETHER):
@@ -206,7 +209,7 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
         fields = iter(together)
         for ref, code, instruction in zip(fields, fields, fields):  # noqa: B905
             tensor = ref()
-            # The common case here: to call a function for each tensor is a tenth of it.
+            # Inlined: a call for each tensor would take a tenth of the time.
             if type(tensor) is _Tensor and instruction >= 0:
                 if is_shared:
                     tensor.__dict__ = obituary
@@ -226,13 +229,13 @@ def empty_out(births: Births, ending: Ending) -> list[Birth]:
             elif tensor is not None and not (
                 instruction >= 0 and _is_emptied(ref, obituary, is_shared)
             ):
-                passed_over.append((ref, code, instruction))
-    return passed_over
+                skipped.append((ref, code, instruction))
+    return skipped
 
 
 class _Hollows:
-    """Tensors for handles, as many as end together. Of many some are made ahead: one by one each
-    would lie where one that was exchanged before has been, and keep its page resident."""
+    """Makes hollow tensors. If `count` is large, most are made in advance: made one by one, each
+    would reuse the memory of an impl that was just freed, and keep its page resident."""
 
     __slots__ = ("_left", "ready")
 
@@ -241,7 +244,7 @@ class _Hollows:
         self.ready: list[Any] = []
 
     def take(self) -> Any:
-        """One of class Tensor, as the exchange is quicker between plain ones."""
+        """Return one. Its class is Tensor, since swapping plain tensors is faster."""
         if not self.ready:
             count = min(max(self._left, 1), _AHEAD)
             self._left -= count
@@ -253,14 +256,15 @@ class _Hollows:
 
 
 def _alive_of_many(births: Births) -> int:
-    """How many are alive; 0 where there are few, and it makes no difference."""
+    """Return how many tensors are alive; 0 for few births, where the count is not needed."""
     if len(births) < FIELDS * _MANY:
         return 0
     return sum(type(ref()) is _Tensor for ref in births[::FIELDS])
 
 
 def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_shared: bool) -> bool:
-    """A tensor of a subclass, which may have a way of its own to set attributes."""
+    """Dispose a tensor of a subclass, which may override `__setattr__`. Returns False if it was
+    disposed before, or has `__slots__`."""
     tensor = ref()
     kind = type(tensor)
     if tensor is None or kind is DisposedTensor:
@@ -284,7 +288,7 @@ def _is_emptied(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any], is_sha
 
 
 def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
-    """A tensor that C++ holds weakly: closed to Python, and let go of by `release_pending`."""
+    """Make Python's uses of the tensor raise; `release_pending` swaps the impl later."""
     tensor = ref()
     _pending[id(ref)] = ref
     _set(tensor, "__dict__", obituary)
@@ -292,37 +296,37 @@ def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
 
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
-    """No TorchDispatchMode of the user's sees how handles are emptied."""
+    """A context in which no TorchDispatchMode of the user's is on."""
     if not dispatch_depth():
         return _NO_CONTEXT
     return no_dispatch_modes()
 
 
 def release_pending() -> None:
-    """Let go of handles that are closed because C++ held them weakly, unless a graph needs them or
-    another thread may be using them: those wait for the next end."""
+    """Swap the impls of disposed handles that C++ held weakly. Those that a graph refers to, or
+    that another thread may be using, wait for the end of the next scope."""
     if not _pending or threads.may_share():
         return
     for key, ref in [*_pending.items()]:
         tensor = ref()
-        if type(tensor) is not DisposedTensor or _is_exchanged(tensor) or _let_go(tensor):
+        if type(tensor) is not DisposedTensor or _is_swapped(tensor) or _is_released(tensor):
             _pending.pop(key, None)
 
 
 _NO_CONTEXT = contextlib.nullcontext()
-# In their places, which spares PyTorch a third of the work: class, size, strides, storage offset,
-# memory format, dtype, layout, device, pinned, gradient; what `__torch_dispatch__` is asked for:
-# sizes and strides, the device, the layout.
+# Positional arguments, which PyTorch parses faster: class, size, strides, storage offset, memory
+# format, dtype, layout, device, pin_memory, requires_grad; and what is dispatched to Python: sizes
+# and strides, the device, the layout.
 _HOLLOW = (
     *(_Hollow, (), None, None, None, None),
     *(torch.strided, torch.device("meta"), False, False, "sizes", True, True),
 )
-# Handles that are closed and that C++ held weakly, by id of the reference.
+# Disposed handles whose impl C++ held weakly, by id of the reference.
 _pending: dict[int, weakref.ref[torch.Tensor]] = {}
 
 
-def _is_exchanged(tensor: torch.Tensor) -> bool:
-    """Give the handle another impl; False if C++ holds its own weakly."""
+def _is_swapped(tensor: torch.Tensor) -> bool:
+    """Swap the handle's impl for a hollow one; False if C++ holds it weakly."""
     try:
         swap_contents(tensor, _Hollows(0).take())
     except RuntimeError:
@@ -330,19 +334,19 @@ def _is_exchanged(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _let_go(tensor: torch.Tensor) -> bool:
-    """Exchange a tensor that C++ holds weakly, if nothing else holds it."""
-    # Autocast holds the leaves that it has cast.
+def _is_released(tensor: torch.Tensor) -> bool:
+    """Swap the impl of a tensor that C++ holds weakly, if nothing else refers to it."""
+    # Autocast's cache refers to the leaves that it has cast.
     torch.clear_autocast_cache()
-    if _is_exchanged(tensor):
+    if _is_swapped(tensor):
         return True
-    # Of its own, as C++ sets attributes on the way.
+    # A copy of the shared dict: C++ sets attributes below.
     _set(tensor, "__dict__", {**object.__getattribute__(tensor, "__dict__")})
     with NoFunctionModes(), torch.inference_mode(False), torch.enable_grad():
         if use_count(tensor) > 1 or is_view(tensor):
             return False
-        # Nothing saved it, so that new data can make no gradient wrong. The hook of `retain_grad`
-        # moves to the grad_fn of the last operation in place, which here nobody else has.
+        # No graph has saved the tensor, so new data cannot make a gradient wrong. The hook of
+        # `retain_grad` moves to the grad_fn of an in-place op, to which nothing else refers here.
         version = version_unseen(tensor)
         _Tensor.data.__set__(tensor, _Tensor.new_empty(tensor, 0))
         try:
@@ -351,11 +355,11 @@ def _let_go(tensor: torch.Tensor) -> bool:
         finally:
             _set(tensor, "__class__", DisposedTensor)
         set_versions((tensor,), (version,))
-    return _is_exchanged(tensor)
+    return _is_swapped(tensor)
 
 
 def _is_applied(frame: FrameType) -> bool:
-    """Whether it may be a frame that calls a custom Function."""
+    """Whether the frame may call a custom Function."""
     return "apply" in frame.f_code.co_names
 
 

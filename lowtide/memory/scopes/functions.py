@@ -1,6 +1,6 @@
-"""A scope's methods as functions of tensors, and `is_disposed`.
+"""The methods of a scope as functions of tensors, and `is_disposed`.
 
-In: a tensor, or a list, tuple or dict of tensors. Out: the argument, so that calls chain.
+In: a tensor, or a list, tuple or dict of tensors. Out: the argument, so that calls can be chained.
 
     total = lt.move_to_outer_dispose_scope(total + loss.detach())
 """
@@ -34,9 +34,9 @@ P = ParamSpec("P")
 
 @by_python
 def move_to_outer_dispose_scope(t: T) -> T:
-    """Move a tensor to the scope around its own; detach it if there is none.
+    """Move a tensor to the scope around the one that owns it; detach it if there is none.
 
-    A tensor that no scope owns stays as it is. Raises DisposedTensorError if it is disposed.
+    A tensor without an owner stays as it is. Raises DisposedTensorError for a disposed tensor.
     """
     for tensor in movable((t,)):
         owner = owner_of(tensor)
@@ -47,7 +47,9 @@ def move_to_outer_dispose_scope(t: T) -> T:
 
 @by_python
 def detach_from_dispose_scope(t: T) -> T:
-    """Take a tensor from its scope: it lives as long as Python refers to it."""
+    """Take a tensor from its scope: it lives as long as Python refers to it.
+
+    Raises DisposedTensorError for a disposed tensor."""
     torch_hooks.keep(checked((t,)))
     return t
 
@@ -56,7 +58,8 @@ def detach_from_dispose_scope(t: T) -> T:
 def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None) -> T:
     """Move a tensor to another scope, or to the scope of another tensor; detach it if None.
 
-    A tensor that no scope owns is attached. Raises ScopeError if the scope has ended.
+    A tensor without an owner is attached. Raises ScopeError if the scope has ended, TypeError for
+    another kind of `other`.
     """
     if isinstance(other, torch.Tensor):
         (known,) = checked((other,))
@@ -64,7 +67,7 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
         other = owner if isinstance(owner, DisposeScope) else None
     elif other is not None and not isinstance(other, DisposeScope):  # pyright: ignore
         kind = type(other).__name__  # its repr may be long, or raise
-        raise TypeError(f"a dispose scope, a tensor or None is expected, not {kind}")
+        raise TypeError(f"expected a dispose scope, a tensor or None, got {kind}")
     if other is None:
         torch_hooks.keep(checked((t,)))
         return t
@@ -75,7 +78,7 @@ def move_to_other_dispose_scope(t: T, other: DisposeScope | torch.Tensor | None)
 
 @by_python
 def dispose(*ts: Any) -> None:
-    """Dispose tensors now, whoever owns them. A second time does nothing.
+    """Dispose tensors now, whoever owns them. Disposed tensors are skipped.
 
     Raises TypeError for what is neither a tensor nor a nest of tensors.
     """
@@ -90,16 +93,17 @@ def dispose(*ts: Any) -> None:
 
 @by_python
 def is_disposed(t: torch.Tensor) -> bool:
-    """Whether the tensor was disposed. Raises TypeError if it never was one."""
+    """Whether the tensor was disposed. Raises TypeError for anything but a tensor."""
     return is_gone(one_tensor(t))
 
 
 @by_python
 def alias(t: torch.Tensor) -> torch.Tensor:
-    """A fresh handle on the same memory, with a life of its own; gradients flow through it.
+    """Return a new handle on the same memory, which is disposed on its own; gradients flow through.
 
-    What a function should return instead of its own argument, so that a caller may dispose both.
-    Raises TypeError for what is no tensor, DisposedTensorError for a disposed one.
+    A function should return `alias(x)` instead of its argument `x`, so that the caller can dispose
+    one without the other. Raises TypeError for anything but a tensor, DisposedTensorError for a
+    disposed one.
     """
     (tensor,) = checked((one_tensor(t),))
     made: torch.Tensor = torch.ops.aten.alias.default(tensor)
@@ -108,15 +112,15 @@ def alias(t: torch.Tensor) -> torch.Tensor:
 
 @by_python
 def current_dispose_scope() -> DisposeScope | None:
-    """The innermost open scope of this thread and context."""
+    """Return the innermost open scope of this thread and context; None if there is none."""
     place = watch.current()
     return place if isinstance(place, DisposeScope) else None
 
 
 def wrapped_dispose_scope(fn: Callable[P, T]) -> Callable[P, T]:
-    """`fn` in a new scope at each call; the tensors of its result are moved out.
+    """Return `fn` in a new scope at each call; the tensors of its result are moved out.
 
-    For functions, coroutine functions, and generators, each of whose values is moved out. The
-    result may be a tensor, or lists, tuples, sets, dicts and dataclasses of them to any depth.
+    `fn`: a function, a coroutine function, or a generator function, each of whose values is moved
+    out. The result may be a tensor, or a nest of lists, tuples, sets, dicts and dataclasses.
     """
     return moving_out(fn, dispose_scope)

@@ -1,15 +1,15 @@
 """Keeps Dynamo and `lt.script` from compiling the scopes' own functions.
 
-In: modules. Out: nothing; Dynamo runs their functions as they are.
+In: modules and functions. Out: nothing; Python runs them as they are.
 
-    hide(scope)         # after a graph break, `with dispose_scope()` runs in plain Python
+    hide(scope)         # after a graph break, Dynamo leaves the functions of `scope` alone
 
-    @by_python          # compilers that read the source call it, as they do what `ignore` marks
+    @by_python          # as torch.jit.ignore: a scripted program calls it, and does not compile it
     def dispose(*ts): ...
 
-Always: Dynamo may still look into them from a function that it traces. After a graph break it would
-compile each that is called, the mode's too, and take what it found for one operation to be so for
-all: wrong results.
+Without `hide`, Dynamo would compile each function that runs after a graph break, the function
+mode's too. It would specialise the mode to the first operation, and give wrong results for others.
+Dynamo may still trace into hidden functions from a function that it compiles.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 def hide_with_callees(function: Callable[..., Any]) -> None:
-    """The function, and whatever it calls."""
+    """Make Dynamo skip the function and everything that it calls."""
     code = _code_of(function)
     assert code is not None
     skip_with_callees(code)
 
 
 def by_python(member: Marked) -> Marked:
-    """A function that compiled programs call, never a part of one; or a class of them."""
+    """Mark a function, or the methods of a class, to be called by scripted programs, not
+    compiled."""
     of_class: bool = isinstance(member, type)
     for one in vars(member).values() if of_class else (member,):
         function = getattr(one, "fget", one)
@@ -42,7 +43,7 @@ def by_python(member: Marked) -> Marked:
 
 
 def hide(module: ModuleType) -> None:
-    """Every function and method that the module defines, and those within them."""
+    """Make Dynamo skip every function and method of the module, nested ones too."""
     for value in vars(module).values():
         if getattr(value, "__module__", None) == module.__name__:
             members: list[Any] = list(vars(value).values()) if isinstance(value, type) else [value]

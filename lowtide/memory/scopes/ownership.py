@@ -1,12 +1,13 @@
-"""Moves tensors from one owner to another, or ends them.
+"""Moves tensors from one owner to another, or disposes them.
 
-In: a tensor and two places. Out: the tensor, in at most one of them.
+In: a tensor and two owners. Out: the tensor, owned by at most one of them.
 
-    attach(t, scope)                            # from wherever it was
-    move(t, outer, only_from=inner)             # only if it is inner's
-    dispose_now(t, ending)                      # from wherever it is
+    attach(t, scope)                            # from any owner
+    move(t, outer, only_from=inner)             # only if `inner` owns it
+    dispose_now(t, ending)                      # from any owner
 
-Always: counts of tensors created and disposed stay exact; a move between scopes counts nothing.
+Invariant: the counts of created and disposed tensors stay exact; a move between scopes changes no
+count.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from lowtide.memory.scopes.watch import Place
 
 
 def check_open(place: Place) -> None:
-    """Raises ScopeError if the scope has ended."""
+    """Raise ScopeError if the scope has ended."""
     if place.log is None:
         raise ScopeError(
-            f"{place!r} can no longer be used: it has disposed what it had\n"
+            f"{place!r} can no longer be used: it has disposed its tensors\n"
             "write instead: another `dispose_scope()`, or do this before its end"
         )
 
 
 def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors of the arguments. Raises TypeError for other things, and if one is disposed."""
+    """Return the tensors of the arguments. Raises TypeError for other values, DisposedTensorError
+    for a disposed tensor."""
     found = given(tensors)
     for tensor in found:
         if is_gone(tensor):
@@ -43,33 +45,33 @@ def checked(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def given(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The tensors of the arguments, disposed ones too. Raises TypeError for other things."""
+    """Return the tensors of the arguments, disposed ones too. Raises TypeError for other values."""
     for value in tensors:
         if not isinstance(value, torch.Tensor) and not is_nest(value):
             kind = type(value).__name__  # its repr may be long, or raise
-            raise TypeError(f"a tensor or a nest of tensors is expected, not {kind}")
+            raise TypeError(f"expected a tensor or a nest of tensors, got {kind}")
     return list(tensors_in(tensors))
 
 
 def movable(tensors: tuple[Any, ...]) -> list[torch.Tensor]:
-    """As `checked`, and what tensors with a dispatch of their own are made of."""
+    """As `checked`, with the inner tensors of subclasses that have a `__torch_dispatch__`."""
     return list(with_parts(checked(tensors)))
 
 
 def one_tensor(value: Any) -> torch.Tensor:
-    """A tensor, disposed or not. Raises TypeError for all else."""
+    """Return the value if it is a tensor, disposed or not. Raises TypeError otherwise."""
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a tensor is expected, not {type(value).__name__}")
+        raise TypeError(f"expected a tensor, got {type(value).__name__}")
     return value
 
 
 def one_or_all(tensors: tuple[Any, ...]) -> Any:
-    """What a method was given, as it gives it back."""
+    """Return what a method returns for its arguments: the only one, or the tuple of all."""
     return tensors[0] if len(tensors) == 1 else tensors
 
 
 def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
-    """Move it from its owner to another scope, or detach it; the counts stay as they are."""
+    """Move the tensor to another scope if `only_from` owns it; detach it if `to` is None."""
     if to is None:
         torch_hooks.detach(tensor, only_from)
         return
@@ -81,12 +83,13 @@ def move(tensor: torch.Tensor, to: Place | None, *, only_from: Place) -> None:
 
 
 def attach(tensor: torch.Tensor, to: Place) -> None:
-    """Make `to` its owner; counted as attached if no scope owned it."""
+    """Make `to` the tensor's owner; counted as attached if no scope owned it. Raises ScopeError if
+    the scope has ended."""
     with LOCK:
         check_open(to)
         place = torch_hooks.meet(tensor)
         birth = place.find(tensor)
-        # One that its maker keeps may be in the scope already, to be left alone at its end.
+        # `to` may hold a tensor that its maker stores, which it would not dispose at its end.
         if birth is not None and (place is not to or birth != given_away(birth)):
             place.take(tensor)
             to.add(tensor, given_away(birth))
@@ -95,7 +98,7 @@ def attach(tensor: torch.Tensor, to: Place) -> None:
 
 
 def dispose_now(tensor: torch.Tensor, ending: Ending) -> None:
-    """Dispose one tensor, wherever it is. Raises TypeError if its class has slots of its own."""
+    """Dispose one tensor, whoever owns it. Raises TypeError if its class has `__slots__`."""
     with LOCK:
         place = torch_hooks.meet(tensor)
         birth = place.take(tensor)

@@ -1,16 +1,16 @@
-"""DisposeScope: who owns what, and when it ends.
+"""DisposeScope: owns tensors, and disposes them when it ends.
 
 In: tensors made while the scope is the innermost of the calling context, or attached by hand. Out:
-at its end every one of them that is still its own is disposed.
+at its end the scope disposes those that it still owns.
 
-    with dispose_scope() as scope:          # opens
-        a = x * 2                           # the scope's
-        b = scope.move_to_outer(a + 1)      # the outer scope's; nobody's if there is none
+    with dispose_scope() as scope:
+        a = x * 2                           # owned by the scope
+        b = scope.move_to_outer(a + 1)      # owned by the outer scope; by none if there is none
     is_disposed(a), is_disposed(b)          # True, False
 
-Always: a tensor has at most one owner. Ends may come in any order: what an inner scope moves out
-goes to the nearest outer one that is still open. An ended scope holds nothing and takes nothing.
-What a scope still holds that goes itself without having ended is nobody's, as if it were detached.
+Invariant: a tensor has at most one owner. Scopes may end in any order: what an inner scope moves
+out goes to the nearest outer scope that is still open. An ended scope owns nothing and accepts
+nothing. If a scope is garbage-collected before it has ended, its tensors are detached.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 @by_python
 class DisposeScope(Place):
-    """Tensors that end together. Made by `dispose_scope()`, opened by `with`, or a decorator."""
+    """Owns tensors until its end. Made by `dispose_scope()`; opened by `with`, or as a
+    decorator."""
 
     __slots__ = ("_opened", "is_open")
 
@@ -86,7 +87,7 @@ class DisposeScope(Place):
         self._end("by the end of the dispose scope", is_block=True)
 
     def __call__(self, fn: Callable[P, T]) -> Callable[P, T]:
-        """As a decorator: every call of `fn` runs in a scope of its own."""
+        """As a decorator: every call of `fn` runs in a new scope."""
         return scoped(fn, dispose_scope)
 
     @property
@@ -99,22 +100,22 @@ class DisposeScope(Place):
 
     @property
     def is_ended(self) -> bool:
-        """Whether it has disposed what it had, for good."""
+        """Whether the scope has ended: it has disposed its tensors and cannot be opened again."""
         return self.log is None
 
     @property
     def disposables(self) -> tuple[torch.Tensor, ...]:
-        """The tensors it owns and that are alive, oldest first; none after its end."""
+        """The living tensors that the scope owns, oldest first; none after its end."""
         return tuple(self.live())
 
     @property
     def disposables_count(self) -> int:
-        """How many it owns."""
+        """The number of tensors that the scope owns."""
         self.sweep()
         return len(self.owned)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether it owns the tensor. Raises TypeError for all else, lists too."""
+        """Whether the scope owns the tensor. Raises TypeError for other values, also for lists."""
         return self.find(one_tensor(tensor)) is not None
 
     @overload
@@ -122,10 +123,11 @@ class DisposeScope(Place):
     @overload
     def move_to_outer(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def move_to_outer(self, *tensors: Any) -> Any:
-        """Give tensors of this scope to the scope around it; to nobody if there is none.
+        """Move tensors of this scope to the scope around it; detach them if there is none.
 
-        Tensors, or lists, tuples and dicts of them. Those that this scope does not own stay where
-        they are. Raises ScopeError after the end, DisposedTensorError for a disposed tensor.
+        `tensors`: tensors, or lists, tuples and dicts of them. Those that this scope does not own
+        keep their owner. Returns the arguments. Raises ScopeError after the end of the scope,
+        DisposedTensorError for a disposed tensor.
         """
         check_open(self)
         outer = self.outer_scope
@@ -138,13 +140,14 @@ class DisposeScope(Place):
     @overload
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: *Ts) -> tuple[*Ts]: ...
     def move_to_other(self, scope: DisposeScope | None, /, *tensors: Any) -> Any:
-        """Give tensors of this scope to another one, inner or outer; to nobody if it is None.
+        """Move tensors of this scope to another scope, inner or outer; detach them if it is None.
 
-        Raises TypeError if `scope` is anything else, ScopeError if it has ended.
+        Returns the tensors. Raises TypeError for another kind of `scope`, ScopeError if one of the
+        scopes has ended.
         """
         check_open(self)
         if scope is not None and not isinstance(scope, DisposeScope):  # pyright: ignore
-            raise TypeError(f"a dispose scope or None is expected, not {type(scope).__name__}")
+            raise TypeError(f"expected a dispose scope or None, got {type(scope).__name__}")
         if scope is not None:
             check_open(scope)
         for tensor in movable(tensors):
@@ -156,7 +159,8 @@ class DisposeScope(Place):
     @overload
     def detach(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def detach(self, *tensors: Any) -> Any:
-        """Give up tensors of this scope: Python's reference counts end them, as without scopes."""
+        """Take tensors from this scope: they live as long as Python refers to them, as without
+        scopes. Returns the tensors."""
         check_open(self)
         for tensor in movable(tensors):
             torch_hooks.detach(tensor, only_from=self)
@@ -167,14 +171,15 @@ class DisposeScope(Place):
     @overload
     def attach(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def attach(self, *tensors: Any) -> Any:
-        """Own these tensors from now on, whoever made or owned them; nothing is left alone."""
+        """Make this scope the owner of these tensors, whoever owned them, also of parameters and
+        gradients. Returns the tensors."""
         check_open(self)
         for tensor in checked(tensors):
             attach(tensor, self)
         return one_or_all(tensors)
 
     def dispose_everything(self) -> None:
-        """Dispose what the scope owns now, and go on."""
+        """Dispose the tensors that the scope owns now; the scope stays open."""
         check_open(self)
         self._dispose(_ending("by dispose_everything of the dispose scope", self))
 
@@ -183,14 +188,14 @@ class DisposeScope(Place):
     @overload
     def dispose_everything_but(self, *tensors: *Ts) -> tuple[*Ts]: ...
     def dispose_everything_but(self, *tensors: Any) -> Any:
-        """Dispose what the scope owns now, except these; they stay its own."""
+        """Dispose the tensors that the scope owns now, except these. Returns these."""
         check_open(self)
         spared = frozenset(id(tensor) for tensor in movable(tensors))
         self._dispose(_ending("by dispose_everything_but of the dispose scope", self), spared)
         return one_or_all(tensors)
 
     def dispose(self) -> None:
-        """End the scope now. A second time does nothing."""
+        """End the scope now. An ended scope is left alone."""
         self._end("by dispose() of the dispose scope")
 
     def __repr__(self) -> str:
@@ -219,7 +224,8 @@ class DisposeScope(Place):
             raise
 
     def enter_context(self) -> None:
-        """Be the innermost of this thread and context, which need not be those before."""
+        """Make this the innermost scope of this thread and context, which may differ from those in
+        which it was opened."""
         thread = state()
         if thread is not self.thread:
             self.sweep()
@@ -231,21 +237,20 @@ class DisposeScope(Place):
         watch.set_current(self)
 
     def leave_context(self) -> None:
-        """Be no longer the innermost, though open."""
+        """Make the outer scope the innermost; this one stays open."""
         self.thread.switch_off(self)
         watch.set_current(self.outer)
 
-    # No frames between these and the work: near the limit of recursion an end must not need more
-    # of them than the beginning did.
+    # Few nested calls: near the recursion limit, ending a scope must not need more than opening it.
     def _end(self, how: str, is_block: bool = False) -> None:
         taken: Births = []
         try:
             if self.log is not None:
                 self._empty(taken, _ending(how, self, is_block), _NONE, is_end=True)
             self.is_open = False
-            # Also if another thread has ended it, which could not take this one's mode off.
+            # Also if another thread has ended the scope: it cannot remove this thread's mode.
             self.thread.switch_off(self)
-        except BaseException:  # an interrupt passes once what it cut short is done
+        except BaseException:  # an interrupt: finish what it cut short, then raise it
             try:
                 ending = _ending(how, self, is_block)
                 self._empty(taken, ending, _NONE, is_end=True, is_again=True)
@@ -254,7 +259,7 @@ class DisposeScope(Place):
                 self.thread.switch_off(self)
             raise
         finally:
-            # In another context, or out of order, somebody else is the innermost.
+            # In another context, or out of order, another scope is the innermost.
             if watch.is_innermost(self):
                 watch.set_current(self.outer_scope)
 
@@ -274,7 +279,7 @@ class DisposeScope(Place):
         is_end: bool = False,
         is_again: bool = False,
     ) -> None:
-        with LOCK:  # closed at once, or another thread might put a tensor in that nobody ends
+        with LOCK:  # emptied and closed at once: no thread may add a tensor in between
             self.take_all(taken, spared)
             if is_end:
                 self.close()
@@ -299,9 +304,9 @@ class DisposeScope(Place):
 
 
 class _Unopened(DisposeScope):
-    """A scope that no `with` has opened yet: only such a one can go while it holds something.
+    """A scope that no `with` has opened yet. Only such a scope can be freed while it owns tensors.
 
-    A class of its own, as an interrupt at the beginning of `__del__` would be lost.
+    Only this class has `__del__`: Python would swallow an interrupt that comes as `__del__` begins.
     """
 
     __slots__ = ()
@@ -315,16 +320,16 @@ class _Unopened(DisposeScope):
             self.take_all(births, _NONE)
             count, loose = len(births) // FIELDS, self.thread.loose
             self.thread.detached += count
-            loose.counts.created -= count  # as the log counts what is in it
-            # The collector may call this while `owned` is gone through; a log can always take more.
+            loose.counts.created -= count  # processing the log will add them
+            # The collector may call this during a loop over `owned`; appending to a log is safe.
             loose.log = loose.log or []
             loose.log += births
 
 
 def without_collector(count: int) -> AbstractContextManager[Any]:
-    """Python's collector does not run while many tensors end: it would find nothing, many times.
+    """A context without garbage collection if many tensors are disposed: it would find nothing.
 
-    Only where there is no other thread, which might turn it off for itself, or fork, meanwhile."""
+    Only if no other thread runs: it might disable the collector for itself, or fork."""
     may_pause = count >= _MANY and gc.isenabled() and threads.is_alone()
     return _collector_paused() if may_pause else _NO_CONTEXT
 
@@ -339,7 +344,7 @@ def _collector_paused() -> Generator[None]:
 
 
 def ending_here(how: str) -> Ending:
-    """An ending at the user's line that is running now."""
+    """Return an ending at the user's current line."""
     return _ending(how, None)
 
 
@@ -358,10 +363,10 @@ def dispose_scope() -> DisposeScope: ...
 def dispose_scope(fn: Callable[P, T], /) -> Callable[P, T]: ...
 @by_python
 def dispose_scope(fn: Any = None, /) -> Any:
-    """A scope: `with dispose_scope() as scope:`, or `async with`.
+    """Return a scope, for `with dispose_scope() as scope:` or `async with`.
 
-    As a decorator, `@dispose_scope()` or `@dispose_scope`: each call has a scope of its own. Raises
-    TypeError for what is no function.
+    As a decorator, `@dispose_scope()` or `@dispose_scope`, each call of the function runs in a new
+    scope. Raises TypeError if it decorates anything but a function.
     """
     scope = DisposeScope()
     if fn is not None:

@@ -1,12 +1,12 @@
-"""`nn.Sequential` that disposes each layer's input as soon as the layer has used it.
+"""An `nn.Sequential` that disposes each layer's input as soon as the layer has used it.
 
 In: layers. Out: a module with the same parameters, names and results.
 
     model = lt.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 10))
     y = model(x)                # x is the caller's; what was made between x and y is disposed
 
-Always: only tensors that were made during the call are disposed, and never the result; what
-autograd saved stays until backward. A forward hook that keeps what it is shown should keep
+Invariant: only tensors that were made during the call are disposed, and never the result. Tensors
+that autograd saved stay until the backward pass. A forward hook that stores a tensor should store
 `lt.alias(t)`, detached from its scope.
 """
 
@@ -26,11 +26,12 @@ _plain_forward: Any = getattr(nn.Sequential, "forward")  # noqa: B009 - it is ha
 
 
 class Sequential(nn.Sequential):
-    """`nn.Sequential` that disposes what its layers made in between."""
+    """`nn.Sequential` that disposes the tensors between its layers."""
 
-    # `Tensor` for TorchScript, which takes `Any` at its word; layers may pass on what they like.
+    # Layers may pass on any value. `Tensor` is for TorchScript, whose layers refuse `Any`.
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The last layer's result; it is the surrounding dispose scope's, if there is one."""
+        """Return the last layer's result; the surrounding dispose scope owns it, if there is
+        one."""
         if _jit.is_scripting():  # the only branch that compilers of source code read
             for layer in self:
                 input = layer(input)

@@ -1,4 +1,4 @@
-"""The account of a thread: tensors made and disposed, in scopes and outside.
+"""Counts of tensors made and disposed by a thread, in scopes and outside.
 
 In: nothing. Out: counts that are exact when they are read.
 
@@ -8,9 +8,9 @@ In: nothing. Out: counts that are exact when they are read.
         step(batch)
     stats.thread_total_live                 # what the step has left behind
 
-Always: thread_total_live = created − disposed, inside and outside together; a tensor that Python
-frees is disposed. It counts where its owner is: a tensor moved to a scope of another thread is
-created in one thread and disposed in the other.
+Invariant: thread_total_live = created − disposed, inside and outside together. A tensor that Python
+frees counts as disposed. It counts in the thread of its owner: a tensor that is moved to a scope of
+another thread is created in one thread and disposed in the other.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ class ScopeStatistics:
 
     @property
     def disposed_in_scope(self) -> int:
-        """Tensors that ended while a scope owned them."""
+        """Tensors that were disposed while a scope owned them."""
         return self._inside().disposed
 
     @property
     def created_outside_scope(self) -> int:
-        """Tensors made outside all scopes, seen since `scope_statistics()` was first called; and
-        those made unseen that were later attached or disposed."""
+        """Tensors made outside all scopes since `scope_statistics()` was first called, and earlier
+        ones that were later attached or disposed."""
         return self._outside().created
 
     @property
     def disposed_outside_scope(self) -> int:
-        """Tensors that ended while no scope owned them."""
+        """Tensors that were disposed while no scope owned them."""
         return self._outside().disposed
 
     @property
     def attached_to_scope(self) -> int:
-        """Tensors of no scope that were given to one."""
+        """Tensors without an owner that were attached to a scope."""
         return self._thread.attached
 
     @property
     def detached_from_scope(self) -> int:
-        """Tensors that a scope gave up to nobody: leaks, if they grow with every step."""
+        """Tensors that were detached from a scope. If every step adds some, they may be a leak."""
         return self._thread.detached
 
     @property
@@ -78,7 +78,7 @@ class ScopeStatistics:
         self._thread.attached = self._thread.detached = 0
 
     def stop(self) -> None:
-        """Watch the outside of scopes no longer: calls there cost what PyTorch costs again."""
+        """Stop counting outside scopes: calls there cost no more than PyTorch's own."""
         if self._thread.is_watching:
             self._thread.is_watching = False
             self._thread.switch_off(self._thread)
@@ -102,10 +102,10 @@ class ScopeStatistics:
 
 @by_python
 def scope_statistics() -> ScopeStatistics:
-    """The statistics of the current thread.
+    """Return the statistics of the current thread.
 
-    From the first call on, tensors made outside scopes are seen too, at the cost of scopes (1 to
-    2 µs a call into PyTorch), until `stop()`.
+    From the first call until `stop()`, tensors made outside scopes are counted too. That costs 1 to
+    2 µs for each call into PyTorch, as in a scope.
     """
     thread = state()
     if not thread.is_watching:

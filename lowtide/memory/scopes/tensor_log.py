@@ -6,7 +6,7 @@ live tensors, so that a tensor costs constant time.
 
     bag.log += birth                    # made
     bag.find(t)                         # its birth, or None; processes the log
-    bag.take(t)                         # leaves the bag, alive: another owner has it now
+    bag.take(t)                         # removed from the bag, alive
 
 Invariant: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its
 id is reused. A tensor that Python frees counts as disposed by the bag that held it. An interrupt
@@ -28,12 +28,13 @@ import torch
 from lowtide.cpython import free_after_fork
 from lowtide.memory.scopes.allocation_sites import FIELDS, Birth, Births, each
 
-# Held while bags change hands. Never held while user code runs, except by finalizers, hence the R.
+# Held while tensors move between bags. Never held while user code runs, except by finalizers, which
+# may take it again: hence an RLock.
 LOCK = threading.RLock()
 _FIRST_SWEEP = 1024 * FIELDS
 
 _bags: weakref.WeakSet[Bag] = weakref.WeakSet()
-_FORK_WAITS_S = 1.0  # for bags that change hands; longer only where two threads wait for each other
+_FORK_WAITS_S = 1.0  # for moves; two threads that wait for each other would wait for ever
 
 
 def _before_fork() -> None:
@@ -46,7 +47,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Whoever else held the lock is not there any more."""
+    """A thread that held the lock does not exist in the child."""
     free_after_fork(LOCK)
 
 
@@ -65,7 +66,7 @@ class Counts:
 
 
 class Bag:
-    """What one owner holds: a scope, or a thread outside all scopes."""
+    """The tensors of one owner: a scope, or a thread outside all scopes."""
 
     __slots__ = ("__weakref__", "counts", "limit", "log", "owned")
 
@@ -78,24 +79,24 @@ class Bag:
             _bags.add(self)
 
     def close(self) -> None:
-        """No more tensors; what is in the bag must have been taken out."""
+        """Accept no more tensors. The bag must be empty."""
         with LOCK:
             self.settle()
             self.log = None
             _bags.discard(self)
 
     def add(self, tensor: torch.Tensor, birth: Birth) -> None:
-        """Take over a tensor that was counted when it was made."""
+        """Add a tensor that was counted when it was made."""
         with LOCK:
             self.settle()
             self._put(tensor, birth)
 
     def settle(self) -> None:
-        """Go through what was logged since the last time."""
+        """Process the births logged since the last call."""
         with LOCK:
             if not self.log:
                 return
-            # In place and by count: a thread may be appending.
+            # In place and by count, since another thread may append meanwhile.
             births = self.log[:]
             count, done = len(births), 0
             del self.log[:count]
@@ -114,16 +115,16 @@ class Bag:
                     self.counts.created -= (count - done) // FIELDS
 
     def sweep(self) -> None:
-        """Settle, and forget what has died."""
+        """Process the log, and drop dead tensors."""
         with LOCK:
             self.settle()
             self._forget()
             self.limit = _FIRST_SWEEP + FIELDS * len(self.owned)
 
     def shorten(self) -> None:
-        """Forget what has died, as `sweep` does, but leave in the log what is alive.
+        """Drop dead tensors, as `sweep` does, but leave living ones in the log.
 
-        To be called when the log has become longer than `limit`.
+        To be called when the log is longer than `limit`.
         """
         with LOCK:
             if self.log is None:
@@ -139,14 +140,14 @@ class Bag:
             self.limit = _FIRST_SWEEP + 2 * len(alive) + FIELDS * len(self.owned)
 
     def find(self, tensor: torch.Tensor) -> Birth | None:
-        """The birth of `tensor` if it is here."""
+        """Return the birth of `tensor` if it is in the bag."""
         with LOCK:
             self.settle()
             birth = self.owned.get(id(tensor))
             return birth if birth is not None and birth[0]() is tensor else None
 
     def take(self, tensor: torch.Tensor) -> Birth | None:
-        """Its birth, if it was here; it is no longer."""
+        """Remove the tensor and return its birth; None if it was not in the bag."""
         with LOCK:
             birth = self.find(tensor)
             if birth is not None:
@@ -154,14 +155,15 @@ class Bag:
             return birth
 
     def take_all(self, into: Births, spared: frozenset[int]) -> None:
-        """All but those ids. What was logged last may be dead, or come twice."""
+        """Move all births to `into`, except those of the ids `spared`. The last ones may be dead,
+        or occur twice."""
         with LOCK:
             if spared:
                 self.sweep()
             taken = (birth for key, birth in self.owned.items() if key not in spared)
             births = [field for birth in taken for field in birth]
             left = {key: birth for key, birth in self.owned.items() if key in spared}
-            logged = self.log[:] if self.log else []  # not through `owned`: as long again
+            logged = self.log[:] if self.log else []  # `settle` would take as long again
             count = len(logged)
             self.owned = left
             into += births
@@ -171,7 +173,7 @@ class Bag:
                 into += logged
 
     def live(self) -> list[torch.Tensor]:
-        """What is here and alive, oldest first."""
+        """Return the living tensors, oldest first."""
         with LOCK:
             self.sweep()
             found = (birth[0]() for birth in self.owned.values())
@@ -190,14 +192,14 @@ class Bag:
             if before[0]() is tensor:  # logged twice
                 self.counts.created -= 1
                 return
-            self.counts.disposed += 1  # its id is in use again
-            del self.owned[key]  # to the end of the order
+            self.counts.disposed += 1  # a dead tensor, whose id is reused
+            del self.owned[key]  # so that the new entry is the last
         self.owned[key] = birth
 
 
 def holder_of(tensor: torch.Tensor, likely: Iterable[Bag]) -> Bag | None:
-    """The bag that holds `tensor`, or None; `likely` are asked before all others."""
-    # Every bag has the one that has no callback; weak sets and dicts have others.
+    """Return the bag that holds `tensor`, or None; the `likely` ones are searched first."""
+    # Bags share the weak reference without a callback; weak sets and dicts have others.
     if not any(_is_plain(ref) for ref in weakref.getweakrefs(tensor)):
         return None
     with LOCK:

@@ -1,6 +1,6 @@
 """The tensors in lists, tuples, sets, dicts and dataclasses, to any depth.
 
-In: any Python value. Out: its tensors, from left to right. Other objects have none.
+In: any Python value. Out: its tensors, from left to right. Other objects are not searched.
 
     list(tensors_in({"a": x, "b": [y, 3]}))     # [x, y]
 """
@@ -19,7 +19,7 @@ _NO_DISPATCH: Any = _Tensor.__torch_dispatch__
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of the nest; one that stands twice comes twice. Cycles are walked once."""
+    """Yield the tensors of the nest; one that occurs twice is yielded twice. Cycles are allowed."""
     seen: set[int] = set()
     waiting: list[Any] = [value]
     while waiting:
@@ -34,7 +34,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def with_parts(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor of the nest, and those that a tensor with a dispatch of its own is made of."""
+    """Yield the tensors of the nest, and the inner tensors of subclasses with a
+    `__torch_dispatch__`."""
     looked_into: dict[int, torch.Tensor] = {}
     waiting: list[Any] = [value]
     while waiting:
@@ -43,11 +44,11 @@ def with_parts(value: Any) -> Iterator[torch.Tensor]:
             kind: Any = type(tensor)
             if kind.__torch_dispatch__ is not _NO_DISPATCH and id(tensor) not in looked_into:
                 looked_into[id(tensor)] = tensor
-                waiting.append(_made_of(tensor))
+                waiting.append(_inner(tensor))
 
 
-def _made_of(tensor: torch.Tensor) -> list[Any]:
-    """What it says itself, else its attributes."""
+def _inner(tensor: torch.Tensor) -> list[Any]:
+    """Return what `__tensor_flatten__` names, else all attributes."""
     flatten: Any = getattr(type(tensor), "__tensor_flatten__", None)
     if flatten is not None:
         return [getattr(tensor, name) for name in flatten(tensor)[0]]
@@ -55,7 +56,7 @@ def _made_of(tensor: torch.Tensor) -> list[Any]:
 
 
 def is_nest(value: object) -> bool:
-    """Whether it can hold tensors."""
+    """Whether the value is a container that `tensors_in` searches."""
     return isinstance(value, Mapping | list | tuple | set | frozenset | deque) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )

@@ -1,15 +1,15 @@
-"""Whether another thread may be using a tensor that ends.
+"""Whether another thread may be using a tensor that is disposed.
 
 In: the threads that run Python. Out: whether one of them may be inside PyTorch's C++ with a tensor
-of this thread's. PyTorch's methods (`x.exp_()`) count no reference to their own tensor and let
-other threads run while they compute, so that its memory must not go before that call returns.
+of this thread. PyTorch's methods (`x.exp_()`) hold no reference to `x` and release the GIL while
+they compute. The memory of `x` must not be freed before such a call returns.
 
     threading.Thread(target=x.exp_).start()
     may_share()                             # True, until that thread has ended
 
-Always: True unless this is the main thread and every other one is known to compute with no tensor
-of the main thread's. What a thread is doing is not looked at: one that waits counts, too. Threads
-that C has started are not counted.
+Invariant: True unless this is the main thread and every other thread is known not to compute with
+its tensors. A thread that waits counts, too: stacks are not inspected. Threads started by C are not
+counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from lowtide.cpython import count_of_threads
 from lowtide.torch_private.private_names import PIN_MEMORY_LOOP
 
-# The class of a thread, or the function that it runs. Where these meet tensors at all, as the two
-# of DataLoader do, the tensors are their own or no more is asked of them than where they lie.
+# Classes of threads, or functions that they run, which compute with no tensor of the main thread.
+# Those of DataLoader use only their own tensors, or read where a tensor is stored.
 _SERVANTS = frozenset({
     "tqdm._monitor.TMonitor",
     "multiprocessing.queues.Queue._feed",
@@ -39,15 +39,15 @@ def is_alone() -> bool:
 
 
 def may_share() -> bool:
-    """Whether a tensor of this thread's may be in use on another thread that runs Python."""
+    """Whether a tensor of this thread may be in use on another thread that runs Python."""
     try:
         return not is_alone() and _may_share()
-    except Exception:  # a scope's end must not fail by it, be it for want of memory or of stack
+    except Exception:  # such as MemoryError or RecursionError: a scope's end must not fail
         return True
 
 
 def _may_share() -> bool:
-    # One that is starting has no ident, and is not counted yet.
+    # A thread that is starting has no ident, and is not counted yet.
     servants = sum(
         thread.ident is not None and _work_of(thread) in _SERVANTS
         for thread in threading.enumerate()

@@ -1,22 +1,22 @@
-"""Hooks in PyTorch that tell which tensors are not a scope's, and show tensors that modes miss.
+"""Hooks into PyTorch: detach tensors that a module or optimizer stores, see those that modes miss.
 
-In: PyTorch as it is. Out: `install`, called when the first scope opens, which hooks into PyTorch:
+In: PyTorch. Out: `install`, called when the first scope opens, which hooks into PyTorch:
 
-| what happens inside a scope                            | what it means                          |
-| ------------------------------------------------------ | -------------------------------------- |
-| a parameter or buffer is set, converted or unpickled   | the tensor is the module's             |
-| an optimizer got options, stepped, or loaded its state | their tensors are its own              |
-| `p.grad = g`                                           | g is the gradient of p                 |
-| a hook packs what autograd saves                       | what it packed is the graph's          |
-| a transform of a distribution caches                   | what it cached is its own              |
-| a quasi-random engine draws                            | where it goes on is its own            |
-| two tensors trade what they are (`swap_tensors`)       | who owns which handle stays            |
-| a loader with workers hands out a batch                | it is the scope's, whenever it came    |
-| from_numpy, `torch.Tensor(…)`, `Subclass(…)`, vmap …   | made, though no mode was asked         |
-| the engine of autograd runs                            | hooks run inside the scope             |
+| what happens inside a scope                             | what the hook does                    |
+| ------------------------------------------------------- | ------------------------------------- |
+| a parameter or buffer is set, converted or unpickled    | detaches it: the module owns it       |
+| an optimizer gets options, steps, or loads its state    | detaches the tensors of its state     |
+| `p.grad = g`                                            | detaches g                            |
+| a saved-tensor hook packs a tensor                      | detaches the packed value             |
+| a transform of a distribution caches a tensor           | detaches the cached tensor            |
+| a quasi-random engine draws                             | detaches the engine's state           |
+| `swap_tensors(a, b)`                                    | each handle keeps its owner           |
+| a DataLoader with workers returns a batch               | the innermost scope owns it           |
+| from_numpy, `torch.Tensor(…)`, `Subclass(…)`, vmap, …   | records the new tensor                |
+| autograd's engine runs                                  | the user's hooks run inside the scope |
 
-A tensor that gets an owner in this way is detached from its scope at once. Other containers, such
-as a user's list or dict, own nothing: `detach_from_dispose_scope`.
+Other containers, such as a user's list or dict, own nothing: `detach_from_dispose_scope` is for
+those.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from lowtide.torch_private.torch_jit import ScriptList
 Attach = Callable[[torch.Tensor, Place], None]  # `ownership.attach`
 _installed: list[bool] = []
 _PACKAGE = __name__.rpartition(".")[0]
-# What these define is around the user's functions and layers, which are to be compiled.
-_USERS = (".decorate", ".sequential")
-# What no mode is asked about.
+# Modules whose functions call the user's functions and layers, which Dynamo should compile.
+_CALLERS = (".decorate", ".sequential")
+# Functions that make tensors and that PyTorch shows to no mode.
 _UNSEEN: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (torch, ("from_numpy", "frombuffer", "from_dlpack")),
     (dlpack, ("from_dlpack",)),
@@ -69,13 +69,13 @@ _is_dynamo_compiling: Any = torch.compiler.is_dynamo_compiling
 
 
 def keep(value: Any) -> None:
-    """Detach every tensor of the nest from its scope, if it has one, and what it is made of."""
+    """Detach every tensor of the nest from its scope, with inner tensors of subclasses."""
     for tensor in with_parts(value):
         detach(tensor)
 
 
 def detach(tensor: torch.Tensor, only_from: Place | None = None) -> None:
-    """Detach it from its scope; if `only_from` is given, from no other."""
+    """Detach a tensor from its scope, or only from the scope `only_from`."""
     if is_gone(tensor):
         return
     with LOCK:
@@ -89,7 +89,8 @@ def detach(tensor: torch.Tensor, only_from: Place | None = None) -> None:
 
 
 def meet(tensor: torch.Tensor) -> Place:
-    """The place of a tensor; one that was never seen is the thread's, outside all scopes."""
+    """Return the place that holds the tensor. One that was never seen is added to the place of the
+    thread outside all scopes."""
     place = owner_of(tensor)
     if isinstance(place, Place):
         return place
@@ -100,12 +101,12 @@ def meet(tensor: torch.Tensor) -> Place:
 
 
 def install(attach: Attach) -> None:
-    """Hook into PyTorch, once for the process."""
+    """Hook into PyTorch, once for the process. `attach`: `ownership.attach`."""
     if _installed:
         return
     _installed.append(True)
     for name, module in list(sys.modules.items()):
-        if name.startswith(_PACKAGE) and not name.endswith(_USERS):
+        if name.startswith(_PACKAGE) and not name.endswith(_CALLERS):
             hide(module)
     watch.on_grad_set = keep
     watch.on_foreign = _foreign_seen
@@ -140,7 +141,7 @@ def _registered(module: Any, name: str, value: Any) -> None:
 
 
 def _foreign_seen(tensor: torch.Tensor, given: set[int]) -> None:
-    """A tensor that is left alone is so with all that it is made of, but what it was given."""
+    """Detach the inner tensors of a tensor that scopes do not own, except the op's operands."""
     keep([part for part in with_parts(tensor) if id(part) not in given])
 
 
@@ -159,7 +160,7 @@ def _group_added(optimizer: Any, *_: Any) -> None:
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Without the tensors that are optimised, which are their makers'."""
+    """Return the group without the optimised tensors: the optimizer does not own them."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
@@ -169,12 +170,12 @@ def _module_changed(module: Any, *_: Any, **__: Any) -> None:
 
 
 def _hooks_made(hooks: Any, *_: Any, **__: Any) -> None:
-    """What a hook packs is the graph's, even if it is the handle that it was given."""
+    """Detach what the hooks pack, even if it is the tensor itself: the graph owns it."""
     hooks.pack_hook = _packing(hooks.pack_hook)
 
 
 def _hooks_open() -> None:
-    """The same of hooks that this thread entered before the first scope."""
+    """The same for hooks that this thread entered before the first scope."""
     below: list[tuple[Any, Any]] = []
     while (top := top_saved_hooks(True)) is not None:
         below.append(top)
@@ -184,7 +185,7 @@ def _hooks_open() -> None:
 
 
 def _packing(pack: Any) -> Any:
-    if isinstance(pack, torch.fx.GraphModule):  # a compiler writes it into its graph
+    if isinstance(pack, torch.fx.GraphModule):  # a compiler inlines it into its graph
         return pack
 
     def packed(tensor: torch.Tensor) -> Any:
@@ -202,13 +203,13 @@ def _transformed(transform: Any, *_: Any, **__: Any) -> None:
 
 
 def _drawn(engine: Any, *_: Any, **__: Any) -> None:
-    """Where the sequence goes on; the points are their caller's."""
+    """Detach the engine's state; the caller's scope owns the points."""
     if state().open:
         keep(engine.quasi)
 
 
 def _after(owner: Any, name: str, then: Any) -> None:
-    """Call `then` with the arguments after each call of the method."""
+    """Replace the method by one that calls `then` with the arguments after each call."""
     plain = getattr(owner, name)
     # `object.__init__` takes no arguments once it is called by a method that overrides it.
     is_empty = plain is object.__init__
@@ -223,8 +224,8 @@ def _after(owner: Any, name: str, then: Any) -> None:
 
 
 def _holding(owner: Any, name: str) -> None:
-    """Have C++ hold the tensor of a method that calls a function of the user's, which may dispose
-    it, or see it disposed."""
+    """Let C++ refer to `self` while the method calls a function of the user's, which may dispose
+    it."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -239,7 +240,7 @@ def _holding(owner: Any, name: str) -> None:
 
 
 def _seen(owner: Any, name: str) -> None:
-    """Record what the function makes."""
+    """Replace the function by one that records its result."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -247,7 +248,7 @@ def _seen(owner: Any, name: str) -> None:
         if _is_dynamo_compiling():
             return plain(*args, **kwargs)
         made = plain(*args, **kwargs)
-        if sys.getrefcount(made) <= FRESH_SHARED:  # else it was known before
+        if sys.getrefcount(made) <= FRESH_SHARED:  # else it existed before
             see(made, frame_at(1))
         return made
 
@@ -255,9 +256,10 @@ def _seen(owner: Any, name: str) -> None:
 
 
 def _handing_out(owner: Any, name: str, attach: Attach) -> None:
-    """Batches are the innermost scope's when they are handed out.
+    """Make the innermost scope the owner of each batch when the loader returns it.
 
-    Those of several workers come in another order, and wait meanwhile: they are the loader's.
+    Batches of several workers arrive in another order. Until it is returned, a batch is the
+    loader's.
     """
     plain = getattr(owner, name)
 
@@ -277,7 +279,7 @@ def _handing_out(owner: Any, name: str, attach: Attach) -> None:
 
 
 def _trading(owner: Any, name: str) -> None:
-    """PyTorch refuses to trade tensors that have weak references: those of scopes step aside."""
+    """PyTorch refuses to swap tensors with weak references: those of scopes are removed before."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -298,15 +300,15 @@ def _trading(owner: Any, name: str) -> None:
 
 
 def _taken(tensor: torch.Tensor) -> tuple[Bag | None, CodeType | None, int]:
-    """Out of its place; and its birth without the weak reference."""
+    """Take the tensor from its place; return both with its birth, less the weak reference."""
     place = owner_of(tensor)
     birth = None if place is None else place.take(tensor)
     return (None, None, 0) if birth is None else (place, *birth[1:])
 
 
 def _watched(owner: Any, name: str) -> None:
-    """Keep the mode on while the function runs; in a function of PyTorch's it is off. What hooks
-    make is the innermost scope's, on whatever thread they run."""
+    """Replace the function by one in which the mode stays on; PyTorch turns it off in its own
+    functions. The innermost scope owns what hooks make, on any thread."""
     plain = getattr(owner, name)
 
     @functools.wraps(plain)
@@ -326,6 +328,6 @@ def _watched(owner: Any, name: str) -> None:
     setattr(owner, name, function)
 
 
-# Not when the first scope opens, which may be in what they call.
+# At import: the first scope may open inside a function that these call.
 for _name in ("apply_", "map_", "map2_"):
     _holding(torch.Tensor, _name)

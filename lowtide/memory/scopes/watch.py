@@ -1,16 +1,17 @@
 """Sees tensors as they are made: a mode on PyTorch's function stack, one for each thread.
 
-In: every call into PyTorch on a thread that has an open scope. Out: fresh tensors, in the log of
-the innermost scope of the calling context. A thread without open scopes has no mode on its stack.
+In: every call into PyTorch on a thread that has an open scope. Out: new tensors, in the log of the
+innermost scope of the calling context. A thread without open scopes has no mode on its stack.
 
-    open(scope)          the mode is put on the stack, at its bottom, if it is not there
-    y = x * 2            mode: calls the function, sees a tensor that nobody else refers to, logs it
-    close(scope)         the last one takes the mode off again
+    thread.switch_on(scope)     pushes the mode to the bottom of the stack, unless it is there
+    y = x * 2                   the mode calls the function, sees that only Python's stack refers to
+                                the result, and logs it
+    thread.switch_off(scope)    the last scope removes the mode
 
-Always: a tensor is logged only if it is fresh: never one of the arguments that comes back from an
-in-place op, never a `.grad`, never of a class with a dispatch of its own (fake, distributed). The
-mode lies at the bottom of the stack, so that modes entered later are left in any order. The
-innermost scope is a context variable: each asyncio task has its own; other threads have none.
+Invariant: a tensor is logged only if the call made it: not an argument that an in-place op returns,
+not a `.grad`, not a tensor of a class with a `__torch_dispatch__` (fake, distributed). The mode is
+at the bottom of the stack, so that modes entered later can be left in any order. The innermost
+scope is a context variable: each asyncio task has its own; other threads have none.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from lowtide.torch_private.tensors import GETTERS_OF_OTHERS, use_count
 
 T = TypeVar("T")
 _Tensor: Any = torch.Tensor
-# Results that hold no tensor: most of what is not a tensor.
+# The most common types of results that hold no tensor.
 _PLAIN = frozenset({int, float, bool, str, torch.Size, torch.dtype, torch.device, torch.layout})
 _GRAD_SETTER: Any = _Tensor.grad.__set__
 _DEEPCOPY: Any = _Tensor.__deepcopy__
@@ -59,12 +60,12 @@ def _count_of_fresh() -> int:
 
 def _count_of_fresh_shared() -> int:
     made: Any = torch.empty(0)
-    view = made.view(0)  # C++ has it as the base
+    view = made.view(0)  # in C++ it refers to its base
     return sys.getrefcount(made) + 0 * len(view)
 
 
 def _count_in_nest() -> int:
-    """References to a tensor by a nest, by the variable of a loop, and as an argument."""
+    """Count the references of a list, a loop's variable, and an argument."""
     counts: list[int] = []
     for made in [torch.empty(0)]:
         counts.append(sys.getrefcount(made))
@@ -72,8 +73,8 @@ def _count_in_nest() -> int:
 
 
 def in_a_thread(work: Callable[[], T]) -> T:
-    """What it gives where none of the modes are on in which the first scope may be opened, and this
-    be imported: inference, a user's dispatch mode, a trace."""
+    """Return `work()` from a new thread, where no mode is on. This module may be imported, and the
+    first scope opened, under inference mode, a user's dispatch mode, or a trace."""
     given: list[T] = []
     thread = threading.Thread(target=lambda: given.append(work()))
     thread.start()
@@ -83,7 +84,7 @@ def in_a_thread(work: Callable[[], T]) -> T:
 
 FRESH = in_a_thread(_count_of_fresh)
 _FRESH_IN_NEST = in_a_thread(_count_in_nest)
-_FRESH_ELSE = _FRESH_IN_NEST - 1  # besides those by nests
+_FRESH_ELSE = _FRESH_IN_NEST - 1  # without the reference of the list
 FRESH_SHARED = in_a_thread(_count_of_fresh_shared)
 _BY_CPP = FRESH_SHARED - FRESH
 _MORE_IN_NEST = _FRESH_IN_NEST - FRESH
@@ -102,7 +103,7 @@ class Place(Bag):
 
 
 class ThreadState:
-    """What one thread knows: its counts, its open scopes, and its mode."""
+    """The state of one thread: its counts, its open scopes, and its mode."""
 
     def __init__(self) -> None:
         self.inside = Counts()
@@ -115,17 +116,18 @@ class ThreadState:
         self.mode = _Mode(self)
         self.open: list[object] = []
         self.pushed: list[object] = []
-        self.lent: Place | None = None  # to threads of PyTorch's engine, while this one waits
+        self.lent: Place | None = None  # for autograd's threads, while this one waits for them
 
     def switch_on(self, holder: object) -> None:
-        """See tensors of this thread until `switch_off(holder)`. Call it on this thread."""
+        """Log tensors of this thread until `switch_off(holder)`. Call it on this thread."""
         if not _is_on_stack(self.mode):
             _insert(self.mode)
             self.pushed.append(holder)
         self.open.append(holder)
 
     def switch_off(self, holder: object) -> None:
-        """Undo `switch_on`, in any order of holders; on another thread the mode goes later."""
+        """Undo `switch_on`, in any order of holders. On another thread the mode stays on the stack
+        until this thread calls it, too."""
         at = next((i for i, other in enumerate(self.open) if other is holder), len(self.open))
         earlier, later = self.open[:at], self.open[at + 1 :]
         pushed = [other for other in self.pushed if other is not holder]
@@ -136,10 +138,10 @@ class ThreadState:
     def _take_off(
         self, holder: object, earlier: list[object], later: list[object], pushed: list[object]
     ) -> None:
-        """Take the mode off if `holder` has put it on and no later one goes on with it."""
+        """Remove the mode if `holder` has pushed it and no later holder needs it."""
         was_pushed = any(other is holder for other in self.pushed)
-        # PyTorch has the entry of an earlier one aside, while a method of its own runs, and puts it
-        # back: with one more, each tensor would be seen twice.
+        # While a function of PyTorch's runs, its mode is off the stack and will be put back. If it
+        # were pushed for an heir as well, each tensor would be seen twice.
         is_aside = any(other in pushed for other in earlier)
         heir = None if is_aside else next((o for o in later if o not in pushed), None)
         if not (earlier or later):
@@ -152,22 +154,21 @@ class ThreadState:
 
 
 class _Mode:
-    """What PyTorch calls instead of the function; not a TorchFunctionMode, whose stack is private
-    to its own `with`."""
+    """The function mode. Not a TorchFunctionMode: that can be pushed and popped only by `with`."""
 
-    # Bound once: PyTorch asks for it twice a call.
+    # `__torch_function__` is bound once, since PyTorch reads it twice a call.
     __slots__ = ("__torch_function__", "code", "thread")
     may_be_told = True  # by `told`: compiled code may run `aside`
 
     def __init__(self, thread: ThreadState) -> None:
         self.thread = thread
-        self.code: CodeType | None = None  # the user's that was seen last
+        self.code: CodeType | None = None  # the user's code that called last
         self.__torch_function__ = MethodType(_call, self)
 
 
 def _call(self: _Mode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """Call the function, and log the tensor that it made."""
-    # Dynamo takes this for true, and traces nothing of what follows.
+    # Dynamo traces this as True, and nothing below.
     if _is_dynamo_compiling():
         return func(*args, **(kwargs or {}))
     made = func(*args) if kwargs is None else func(*args, **kwargs)
@@ -198,7 +199,7 @@ _threads = threading.local()
 
 
 def state() -> ThreadState:
-    """The current thread's."""
+    """Return the state of the current thread."""
     try:
         return _threads.state
     except AttributeError:
@@ -209,8 +210,8 @@ def state() -> ThreadState:
 
 
 class _UntilItsEnd:
-    """Held by a thread. PyTorch lets go of a thread's modes when Python knows the thread no more,
-    and ends the process if Python is ending by then: so ours leaves before."""
+    """A thread-local object that removes the mode when its thread ends. PyTorch frees a thread's
+    modes later, and aborts the process if the interpreter is finalizing by then."""
 
     __slots__ = ("_ident", "_mode")
 
@@ -224,7 +225,7 @@ class _UntilItsEnd:
 
 
 def current() -> Place | None:
-    """The innermost open scope of this context, if it is this thread's."""
+    """Return the innermost open scope of this context, if it is this thread's."""
     place = _innermost.get()
     while place is not None and place.log is None:
         place = place.outer
@@ -232,12 +233,13 @@ def current() -> Place | None:
 
 
 def owner_of(tensor: torch.Tensor) -> Bag | None:
-    """The bag that holds `tensor`: a scope, a thread outside all, or None."""
+    """Return the bag that holds `tensor`: a scope's, a thread's outside all scopes, or None."""
     return holder_of(tensor, _near())
 
 
 def _near() -> Iterator[Place]:
-    """Where a tensor of this context is, if anywhere; there may be thousands of other scopes."""
+    """Yield the places that most likely hold a tensor of this context: thousands of other scopes
+    may exist."""
     place = _innermost.get()
     while place is not None:
         yield place
@@ -246,17 +248,18 @@ def _near() -> Iterator[Place]:
 
 
 def set_current(place: Place | None) -> None:
-    """Make it the innermost of this context."""
+    """Make `place` the innermost of this context; None: no scope is."""
     _innermost.set(place)
 
 
 def is_innermost(place: Place) -> bool:
-    """Whether it is this context's innermost, ended or not."""
+    """Whether `place` is the innermost of this context, ended or not."""
     return _innermost.get() is place
 
 
 def _watcher() -> ThreadState | None:
-    """On whose account this thread is watched: its own, or that of the one that waits for it."""
+    """Return the thread that owns what this thread makes: itself, or the thread that waits for this
+    one in a backward pass. None if this thread is not watched."""
     thread: ThreadState | None = getattr(_threads, "state", None)
     if thread is not None and thread.open:
         return thread
@@ -264,7 +267,7 @@ def _watcher() -> ThreadState | None:
 
 
 def see(made: Any, frame: FrameType | None) -> None:
-    """Record tensors that were made where the mode does not look, if this thread is watched."""
+    """Record tensors that no mode has seen, if this thread is watched."""
     thread = _watcher()
     if thread is not None:
         for tensor in tensors_in(made):
@@ -274,7 +277,7 @@ def see(made: Any, frame: FrameType | None) -> None:
 
 @contextmanager
 def aside() -> Generator[None]:
-    """Nothing that this thread makes inside is seen, be it on another one's account."""
+    """A context in which no tensor that this thread makes is logged."""
     thread: ThreadState | None = getattr(_threads, "state", None)
     modes = _modes()
     holders: list[object] = []
@@ -292,8 +295,8 @@ def aside() -> Generator[None]:
 
 
 def told(made: Any) -> None:
-    """Record what was made `aside` and is handed out now. What somebody else refers to as well was
-    there before."""
+    """Record tensors that were made `aside` and are returned now. A tensor with other references
+    existed before."""
     thread = _watcher()
     if thread is None:
         return
@@ -315,8 +318,8 @@ def _record(thread: ThreadState, made: torch.Tensor, frame: FrameType | None) ->
 
 
 def _place_of(thread: ThreadState) -> Place | None:
-    """Whose a tensor is that the thread makes now. A GPU's part of a backward pass runs on a thread
-    of PyTorch's engine, which takes over the modes of the one that waits for it."""
+    """Return the place that owns what the thread makes now. The GPU part of a backward pass runs on
+    a thread of autograd's engine, with the modes of the thread that waits for it."""
     place = current()
     if place is None and thread is not getattr(_threads, "state", None):
         place = thread.lent
@@ -332,20 +335,23 @@ def _look(
     made: Any,
     frame: FrameType | None,
 ) -> None:
-    """A result that is not simply a fresh tensor: several, one of a subclass, one known before.
+    """Record the new tensors of a result that is not a plain new tensor: a nest, a tensor of a
+    subclass, one that existed before.
 
-    `count`: of references to `made` where it was returned; here they hang on how this is called.
+    `count`: the references to `made` where it was returned; here their number is another.
     """
     if made is None:
         if func == _GRAD_SETTER:
             on_grad_set(args[1])
         return
-    # The memo of a deep copy has the copy already.
+    # The memo of `deepcopy` refers to the copy.
     is_copied = func is _DEEPCOPY
     if isinstance(made, torch.Tensor):
-        if (args and made is args[0]) or func in GETTERS_OF_OTHERS:  # in place, or there before
+        if (
+            args and made is args[0]
+        ) or func in GETTERS_OF_OTHERS:  # in place, or it existed before
             return
-        if is_ours(made):  # an argument that comes back has a reference more
+        if is_ours(made):  # a returned argument has one more reference
             if _is_fresh(made, count - is_copied):
                 _record(thread, made, frame)
             return
@@ -355,7 +361,7 @@ def _look(
     elif is_nest(made) and func is not _TOLIST:
         if args and made is args[0]:  # a list whose tensors were changed in place
             return
-        # Less those by the list and by the loop.
+        # Without the references of the list and of the loop.
         found = [(sys.getrefcount(tensor) - 2, tensor) for tensor in list(tensors_in(made))]
     else:
         return
@@ -370,11 +376,11 @@ def _look(
 
 
 def _are_recorded(thread: ThreadState, made: Any, frame: FrameType | None) -> bool:
-    """Record the tensors of a list or tuple that nobody else refers to; False, and nothing is
-    done, if it holds more than fresh tensors and what is none.
+    """Record the tensors of a list or tuple of new tensors and plain values. Returns False, and
+    records nothing, if it holds anything else.
 
-    An argument that comes back in it has a reference more, so that the arguments, of which there
-    may be thousands, need not be looked at.
+    A returned argument has one more reference. So the arguments, of which there may be thousands,
+    need not be compared.
     """
     births: Births = []
     code, instruction = None, 0
@@ -397,21 +403,21 @@ def _are_recorded(thread: ThreadState, made: Any, frame: FrameType | None) -> bo
 
 
 def _is_fresh(tensor: torch.Tensor, references: int) -> bool:
-    """Whether they are no more than those from where it was returned and from C++: with more it
-    was known before."""
+    """Whether the tensor is new: nothing refers to it but the call that returned it and C++."""
     return references <= FRESH + _BY_CPP * (use_count(tensor) > 1)
 
 
 def on_grad_set(value: Any) -> None:
-    """A tensor became the `.grad` of another; replaced by `torch_hooks`."""
+    """Called when a tensor becomes the `.grad` of another; replaced by `torch_hooks`."""
 
 
 def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
-    """A function gave a tensor that is left alone; replaced by `torch_hooks`."""
+    """Called for a result that scopes do not own; replaced by `torch_hooks`."""
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
-    """Whether a scope takes tensors of its class: no parameter, no dispatch of its own."""
+    """Whether scopes own tensors of its class: no parameters, no class with a
+    `__torch_dispatch__`."""
     kind: Any = type(tensor)
     if kind is _Tensor:
         return True
@@ -419,7 +425,7 @@ def is_ours(tensor: torch.Tensor) -> bool:
 
 
 def _modes() -> list[_Mode]:
-    """Ours that are on the stack."""
+    """Return the modes of dispose scopes on the stack."""
     stack = map(function_mode_at, range(function_depth()))
     return [mode for mode in stack if type(mode) is _Mode]
 
@@ -430,8 +436,8 @@ def _is_on_stack(mode: _Mode) -> bool:
 
 def _insert(mode: _Mode) -> None:
     above = [pop_function_mode() for _ in range(function_depth())]
-    # PyTorch's default device insists on being the last of all. `with torch.device(…)`, which keeps
-    # no older one, takes off whatever lies on top when it ends: we are below.
+    # PyTorch requires the mode of `set_default_device` to be at the very bottom. `with
+    # torch.device(…)` instead pops the top of the stack when it ends: the mode goes below it.
     if above and isinstance(above[-1], DeviceContext) and hasattr(above[-1], "old_device"):
         push_function_mode(above.pop())
     for other in (mode, *reversed(above)):
