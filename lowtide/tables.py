@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 def format_bytes(count: int | None) -> str:
-    """`count` bytes in the unit that leaves one to four digits: `"463 MiB"`; None is `"-"`."""
+    """Return bytes in the unit that leaves one to three digits: `"463 MiB"`; None is `"-"`."""
     if count is None:
         return "-"
     size = float(abs(count))
@@ -32,11 +32,10 @@ def format_bytes(count: int | None) -> str:
     return f"{'-' if count < 0 else ''}{size:.{digits}f} {unit}"
 
 
-def format_ms(time_ns: float | None) -> str:
-    """Nanoseconds as milliseconds with three significant digits: `"0.0512 ms"`; None is `"-"`."""
-    if time_ns is None:
+def format_ms(time_ms: float | None) -> str:
+    """Return milliseconds with three significant digits: `"0.0512 ms"`; None is `"-"`."""
+    if time_ms is None:
         return "-"
-    time_ms = time_ns / 1e6
     digits = 0 if time_ms >= 100 else 1 if time_ms >= 10 else 2 if time_ms >= 1 else 3
     if 0 < time_ms < 0.1:
         digits = 4
@@ -46,7 +45,7 @@ def format_ms(time_ns: float | None) -> str:
 def plain_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], *, left_columns: int = 1
 ) -> str:
-    """Columns padded with spaces: the first `left_columns` and the last to the left, not others."""
+    """Return columns padded with spaces; the first `left_columns` and the last are left-aligned."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     last = len(headers) - 1
 

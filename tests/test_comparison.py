@@ -119,17 +119,17 @@ def test_a_buffer_that_each_call_writes_to() -> None:
 
 
 def test_args_are_a_sequence() -> None:
-    with pytest.raises(lt.LowtideError, match=r"write a tuple of arguments"):
+    with pytest.raises(lt.LowtideError, match=r"pass a tuple of arguments"):
         lt.compare({"eager": double}, X)  # type: ignore[arg-type]
 
 
 def test_variants_have_names() -> None:
-    with pytest.raises(lt.LowtideError, match=r"write a dict of functions by name"):
+    with pytest.raises(lt.LowtideError, match=r"pass a dict of functions by name"):
         lt.compare(double, (X,))  # type: ignore[arg-type]
 
 
 def test_variants_are_functions() -> None:
-    with pytest.raises(lt.LowtideError, match=r"variants\['a'\] is of type int, no function"):
+    with pytest.raises(lt.LowtideError, match=r"variants\['a'\] is of type int, not a function"):
         lt.compare({"a": 3}, (X,))  # type: ignore[dict-item]
 
 

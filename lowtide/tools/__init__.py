@@ -1,1 +1,1 @@
-"""Tools around the compiler: profiler, comparisons, the demo, the commands of the command line."""
+"""Tools around the compiler: the profiler, comparisons, the demo, and commands."""

@@ -1,8 +1,9 @@
 """Time, peak memory and results of several versions of one function, side by side.
 
-In: named callables and the arguments that all of them get. Out: a `Comparison`, one row per
-callable, which prints as a table. Each is called once to warm up, once for its peak memory, then
-several times for its time, turn by turn with the others. One that raises gets a row that says so.
+In: named callables, and arguments for all of them. Out: a `Comparison` with one row for each
+callable, which prints as a table. Each is called once to warm up, once to measure its peak memory,
+then several times, alternating with the others, to measure its time. The row of a callable that
+raises shows the error.
 
     >>> lt.compare({"eager": f, "lowtide": lt.script(f)}, (boxes1, boxes2))
     name     min      median   peak      first call  max abs diff  agrees
@@ -39,11 +40,11 @@ _AGREES = {None: "-", True: "yes", False: "NO"}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow:
-    """One callable. What could not be measured is None; `error` says why, empty if it ran.
+    """The measurements of one callable; None where it failed. `error`: why, empty if it ran.
 
-    `peak_bytes` counts the result and all that is live beside it, not the arguments. `max_abs` and
-    `max_rel` are its largest differences from the first callable's result, `agrees` whether they
-    lie within the tolerance; all three are None for the first callable itself.
+    `peak_bytes`: everything live at the peak, with the result, without the arguments. `max_abs`,
+    `max_rel`: the largest differences from the first callable's result. `agrees`: whether they are
+    within the tolerance. The three are None for the first callable.
     """
 
     name: str
@@ -66,14 +67,14 @@ class Comparison:
     rows: tuple[ComparisonRow, ...]
 
     def __getitem__(self, name: str) -> ComparisonRow:
-        """The row of that name. Raises KeyError."""
+        """Return the row of that name. Raises KeyError."""
         for row in self.rows:
             if row.name == name:
                 return row
         raise KeyError(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """`{"rows": [{"name": …, "min_ms": …, …}, …]}`, ready for JSON."""
+        """Return `{"rows": [{"name": …, "min_ms": …, …}, …]}`, for JSON."""
         return {"rows": [dataclasses.asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
@@ -94,22 +95,22 @@ def compare(
 ) -> Comparison:
     """Call each of `variants` with `args` and compare time, peak memory and results.
 
-    `repeats` and `seconds` bound the timed calls of each. A result agrees with the first one's if
-    each element is within `atol + rtol * |first|`; by default both follow from the dtype, see
-    `tools/difference`. All calls get the same arguments: a function that changes them changes
-    them for the next, and its row says so. Results are compared for the same random numbers, and
-    torch's generators stand afterwards where they stood. Raises LowtideError if `variants` is
-    empty, no dict or not of functions, or `args` no sequence of arguments; what a variant raises is
-    its row.
+    `repeats`, `seconds`: limits on the timed calls of each variant. `rtol`, `atol`: a result agrees
+    with the first one if each element differs by at most `atol + rtol * |first|`; the defaults
+    depend on the dtype, see `tools/difference`. All calls get the same arguments: the row of a
+    function that changes them says so, and later calls see the change. All variants draw the same
+    random numbers; afterwards torch's generators have their earlier state. Raises LowtideError if
+    `variants` is not a dict of functions or is empty, or `args` is not a list or tuple. An error
+    that a variant raises is in its row.
     """
     if not isinstance(args, list | tuple):
         raise LowtideError(
-            f"args is a {type(args).__name__}; write a tuple of arguments: "
+            f"args is a {type(args).__name__}; pass a tuple of arguments: "
             'compare({"eager": f}, (x,))'
         )
     if not isinstance(variants, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LowtideError(
-            f"variants is a {type(variants).__name__}; write a dict of functions by name: "
+            f"variants is a {type(variants).__name__}; pass a dict of functions by name: "
             'compare({"eager": f}, (x,))'
         )
     if not variants:
@@ -117,12 +118,12 @@ def compare(
     for name, function in variants.items():
         if not callable(function):  # pyright: ignore[reportUnnecessaryComparison]
             raise LowtideError(
-                f"variants[{name!r}] is of type {type(function).__name__}, no function; "
-                'write a dict of functions by name: compare({"eager": f}, (x,))'
+                f"variants[{name!r}] is of type {type(function).__name__}, not a function; "
+                'pass a dict of functions by name: compare({"eager": f}, (x,))'
             )
     for name, given in {"rtol": rtol, "atol": atol}.items():
         if given is not None and not given >= 0:
-            raise LowtideError(f"{name} is {given}; write a number that is not negative, or None")
+            raise LowtideError(f"{name} is {given}; pass a number that is not negative, or None")
     calls = {name: partial(_called, function, args) for name, function in variants.items()}
     rows: dict[str, ComparisonRow] = {}
     reference = _Reference()
@@ -148,7 +149,8 @@ def compare(
 
 
 def describe_error(fault: BaseException) -> str:
-    """The kind of an exception and the first line of its message; a second if that ends in `:`."""
+    """Return the class of an exception and the first line of its message, or two if the first ends
+    in `:`."""
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
@@ -159,12 +161,12 @@ def _called(function: Callable[..., object], args: Sequence[Any]) -> object:
 
 
 def _versions(args: Sequence[Any]) -> list[int]:
-    """How often each tensor has been written to."""
+    """Return the version counter of each tensor, which counts in-place writes."""
     return [version(tensor) for tensor in tensors_in(args) if not tensor.is_inference()]
 
 
 def _copied(value: object) -> object:
-    """A result that later calls cannot change: it may be an argument, or a buffer of a module."""
+    """Return a copy: a result may be an argument or a buffer, which later calls change."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):
@@ -176,14 +178,14 @@ def _copied(value: object) -> object:
 
 
 class _Reference:
-    """A copy of the first result that a callable gave; all others are compared to it."""
+    """A copy of the first callable's result, to which the others are compared."""
 
     is_set = False
     value: object = None
 
 
 def _guard(name: str, call: Callable[[], object], faults: dict[str, str]) -> Callable[[], object]:
-    """`call`, except that its first exception is kept in `faults` and ends its calls."""
+    """Return `call`, except that its first exception is stored in `faults` and ends its calls."""
 
     def guarded() -> object:
         if name in faults:
@@ -237,14 +239,10 @@ def _cells(row: ComparisonRow) -> list[str]:
     agrees = f"{_AGREES[row.agrees]} {row.note}".rstrip()
     return [
         row.name,
-        _ms(row.min_ms),
-        _ms(row.median_ms),
+        format_ms(row.min_ms),
+        format_ms(row.median_ms),
         format_bytes(row.peak_bytes),
-        _ms(row.first_call_ms),
+        format_ms(row.first_call_ms),
         "-" if row.max_abs is None else f"{row.max_abs:.2g}",
         agrees,
     ]
-
-
-def _ms(time_ms: float | None) -> str:
-    return format_ms(None if time_ms is None else time_ms * 1e6)

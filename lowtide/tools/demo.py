@@ -1,9 +1,9 @@
 """`lowtide demo`: three programs under eager PyTorch, torch.compile and Lowtide, side by side.
 
-In: sizes (`full` or `quick`). Out: for each program the code that ran and a table of
-time, peak memory, predicted peak and whether the result is eager's; the same as a dict for JSON.
-Each program is measured in a child process (`tools/demo_worker`), so that one which runs out of
-memory, or is stopped by Ctrl-C, takes nothing else with it. Only what a terminal shows needs rich.
+In: sizes (`full` or `quick`). Out: for each program its code and a table of time, peak memory,
+predicted peak, and whether the result equals eager's; the same as a dict for JSON. Each program is
+measured in a child process (`tools/demo_worker`), so that one that runs out of memory, or is
+stopped by Ctrl-C, ends nothing else. The package rich is only needed for output to a terminal.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ _LEGEND = (
     "the part of the peak that is not the result · predicted peak: what Lowtide said before it ran"
 )
 
-# Less than what one page table or thread stack more or less makes of it.
-_SAME_BYTES = 1 << 20
+_SAME_BYTES = 1 << 20  # smaller differences are noise, such as a thread's stack
 
 Row = dict[str, Any]
 
 
 def run_demo(*, is_quick: bool = False, as_json: bool = False, device: str = "cpu") -> int:
-    """Run the demo and print it. Returns 0 if Lowtide ran all of it and agreed with eager, else 1.
+    """Run the demo and print it. Returns 0 if Lowtide ran every program and agreed with eager.
 
-    Results go to stdout, progress to stderr. `device` is `"cpu"` or `"cuda"`. Raises
-    KeyboardInterrupt after the child process is gone, LowtideError without such a device.
+    Results go to stdout, progress to stderr. `device`: `"cpu"` or `"cuda"`. Returns 1 otherwise.
+    Raises LowtideError if there is no such device; KeyboardInterrupt once the child has ended.
     """
     if device != "cpu" and not torch.cuda.is_available():
         raise LowtideError(
@@ -82,7 +81,7 @@ _STAGES = (
 
 
 class _Steps:
-    """The progress display: a live bar on a terminal, else one line for each step."""
+    """The progress display: a bar on a terminal, else one line for each step."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -100,7 +99,7 @@ class _Steps:
             self._bar.stop()
 
     def step(self, text: str, done: int) -> None:
-        """Show `text` as what goes on now, with `done` steps behind it."""
+        """Show `text` as the current step, after `done` others."""
         if self._bar is not None:
             self._bar.update(self._task, description=text, completed=done)
         else:
@@ -108,7 +107,7 @@ class _Steps:
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
-        """No live display inside, so that results can be printed."""
+        """A context without the bar, so that results can be printed."""
         if self._bar is not None:
             self._bar.stop()
         yield
@@ -141,7 +140,8 @@ def _describe(program: Program, is_quick: bool) -> dict[str, Any]:
 
 
 def _measure(name: str, is_quick: bool, device: str, steps: _Steps) -> list[Row]:
-    """The rows of one program, from a child process; a row says so if the child was killed."""
+    """Return the rows of one program, from a child process. If the child failed, its last row says
+    so."""
     rows: dict[str, Row] = {}
     current = EAGER
     before = DEMO_PROGRAMS.index(name) * len(_STAGES)
@@ -167,7 +167,7 @@ def _measure(name: str, is_quick: bool, device: str, steps: _Steps) -> list[Row]
 def _worker(
     name: str, sizes: str, device: str
 ) -> Generator[tuple[Iterator[dict[str, Any]], list[str]]]:
-    """Start the child: its events, and a list which afterwards holds the reason if it failed."""
+    """A context with the child's events and a list, which holds the reason if the child failed."""
     outcome: list[str] = []
     with tempfile.TemporaryFile(mode="w+") as errors:
         process = subprocess.Popen(
@@ -176,7 +176,7 @@ def _worker(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # A group of its own: torch.compile starts processes too, and all must go together.
+            # A process group: torch.compile starts processes too, and all must be killed.
             start_new_session=os.name == "posix",
         )
         assert process.stdout is not None
@@ -190,7 +190,7 @@ def _worker(
 
 def _events(lines: IO[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        # Compilers print to stdout too; what is not an event is theirs.
+        # Compilers print to stdout too: lines that are not events are ignored.
         with contextlib.suppress(json.JSONDecodeError):
             event: object = json.loads(line)
             if isinstance(event, dict) and "event" in event:
@@ -199,7 +199,7 @@ def _events(lines: IO[str]) -> Iterator[dict[str, Any]]:
 
 def _why(returncode: int, errors: IO[str]) -> str:
     if returncode == -signal.SIGKILL if os.name == "posix" else False:
-        return "killed by the system, most likely for want of memory"
+        return "killed by the system, most likely because memory ran out"
     errors.seek(0)
     lines = [line.strip() for line in errors if line.strip()]
     return f"the process failed: {lines[-1] if lines else f'exit status {returncode}'}"
@@ -273,17 +273,13 @@ def _cells(row: Row) -> list[str]:
         result = f"{'correct' if row.get('agrees') else 'INCORRECT'} {row.get('note', '')}".rstrip()
     return [
         row["variant"],
-        _ms(row.get("min_ms")),
-        _ms(row.get("first_call_ms")),
+        format_ms(row.get("min_ms")),
+        format_ms(row.get("first_call_ms")),
         format_bytes(row.get("peak_bytes")),
         format_bytes(row.get("extra_bytes")),
         format_bytes(row.get("predicted_bytes")),
         result,
     ]
-
-
-def _ms(time_ms: float | None) -> str:
-    return format_ms(None if time_ms is None else time_ms * 1e6)
 
 
 def _less(saved_bytes: int) -> str:
@@ -293,7 +289,7 @@ def _less(saved_bytes: int) -> str:
 
 
 def _verdict(rows: list[Row]) -> str:
-    """One sentence that sets Lowtide's row against the others; empty where it has no time."""
+    """Return one sentence that compares Lowtide's row with the others; empty if it has no time."""
     ours = next(row for row in rows if row["variant"] == LOWTIDE)
     if not ours.get("min_ms"):
         return ""

@@ -1,8 +1,8 @@
-"""One program of the demo, measured in a process of its own.
+"""Measures one program of the demo, in a process of its own.
 
-In: the name of a program, `full` or `quick`. Out, on stdout: one JSON object a line, for the
-display in the parent process (`tools/demo`). A run that the system kills for want of memory ends
-this process only, and what was measured before has been reported.
+In: the name of a program, `full` or `quick`, a device. Out, on stdout: one JSON object a line, for
+the parent process (`tools/demo`). If memory runs out, the system kills this process only; earlier
+measurements have been reported by then.
 
     {"event": "doing", "variant": "torch.compile", "what": "first call"}
     {"event": "row", "variant": "torch.compile", "min_ms": 176.1, "peak_bytes": 400000000, …}
@@ -42,10 +42,10 @@ Function = Callable[..., object]
 
 @dataclass(kw_only=True)
 class DemoRow:
-    """One variant of one program; None where it was not measured, `error` says why.
+    """One variant of one program; None where it was not measured. `error`: why.
 
-    `peak_bytes` is over the inputs, `extra_bytes` over inputs and outputs; `predicted_bytes` is
-    Lowtide's own forecast of `peak_bytes`. `note` is where and how results were checked.
+    `peak_bytes`: beyond the inputs. `extra_bytes`: beyond inputs and outputs. `predicted_bytes`:
+    what Lowtide predicted for `peak_bytes`. `note`: where and how results were checked.
     """
 
     variant: str
@@ -61,7 +61,7 @@ class DemoRow:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure the program named first in `arguments` at the sizes named second on a device."""
+    """Measure a program. `arguments`: its name, `full` or `quick`, the device."""
     name, sizes, device = arguments
     _be_first_to_be_killed()
     warnings.simplefilter("ignore")
@@ -84,7 +84,7 @@ class Worker:
         self.reference: object = None
 
     def run(self) -> None:
-        """Eager first, since the others are checked against it; then all of them for time."""
+        """Measure eager first, since the others are checked against it; the times last."""
         for variant in VARIANTS:
             try:
                 if variant == EAGER:
@@ -100,15 +100,15 @@ class Worker:
             self.report(variant)
 
     def inputs(self, sizes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        """The program's inputs at these sizes."""
+        """Return the program's inputs at these sizes."""
         return tuple(x.to(self.device) for x in self.program.make_inputs(*sizes))
 
     def report(self, variant: str) -> None:
-        """Send a row as far as it is known; a later one of the same variant replaces it."""
+        """Send what is known of a row; a later row of the same variant replaces it."""
         emit({"event": "row", **dataclasses.asdict(self.rows[variant])})
 
     def measure_eager(self) -> None:
-        """Peak memory and the reference result, if there is memory enough for them."""
+        """Measure the peak and the reference result, if enough memory is free."""
         row = self.rows[EAGER]
         needed = self.program.eager_peak_bytes(self.sizes)
         free = available_bytes() if self.device.type == "cpu" else None
@@ -126,7 +126,7 @@ class Worker:
             self.functions[EAGER] = function
 
     def measure_compiled(self, variant: str) -> None:
-        """Compile time, peak memory, and whether the result is eager's."""
+        """Measure compile time and peak, and check the result."""
         row = self.rows[variant]
         doing(variant, "first call")
         function = _compiled(variant, self.program.function)
@@ -144,11 +144,11 @@ class Worker:
         self.functions[variant] = function
 
     def peak(self, function: Function) -> tuple[Peak, object]:
-        """The peak of one call, and its result."""
+        """Return the peak of one call, and its result."""
         return measure_peak(lambda: function(*self.args), device=self.device)
 
     def check(self, function: Function, result: object) -> Difference:
-        """Compare with eager; at the quick sizes if eager had no memory for these."""
+        """Compare with eager, at the quick sizes if eager did not run at these."""
         if self.reference is not None:
             return difference(self.reference, result)
         small = self.inputs(self.program.quick)
@@ -157,18 +157,18 @@ class Worker:
         return dataclasses.replace(found, note=f"{where} {found.note}".rstrip())
 
     def fill_memory(self, row: DemoRow, peak_bytes: int, result: object) -> None:
-        """The two peaks of a row: over the inputs, and over the result too."""
+        """Set the two peaks of a row: beyond the inputs, and beyond the result too."""
         row.peak_bytes = peak_bytes
         row.extra_bytes = max(peak_bytes - tensor_bytes(result, beyond=self.args), 0)
 
     def measure_times(self) -> None:
-        """Times, turn by turn."""
+        """Measure the times, with calls of the variants in turn."""
         gc.collect()
         calls = {
             variant: functools.partial(function, *self.args)
             for variant, function in self.functions.items()
         }
-        for call in calls.values():  # outputs from memory that is warm again after the peaks
+        for call in calls.values():  # so that pages for outputs are resident again
             call()
         timings = time_alternating(
             calls,
@@ -204,7 +204,7 @@ def _predicted_bytes(function: Any, args: tuple[torch.Tensor, ...]) -> int:
 
 
 def _be_first_to_be_killed() -> None:
-    """If memory runs out, the system shall end this process, not the user's others."""
+    """Let the system kill this process first if memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -1,12 +1,12 @@
-"""How far one result is from another: tensors, or nests of tuples, lists and dicts of them.
+"""The difference between two results: tensors, or nests of tuples, lists and dicts of them.
 
 In: a reference and a candidate. Out: a `Difference`. Values are compared in float64, integers and
 bools exactly; NaN equals NaN and an infinity equals itself. Large tensors are compared piece by
-piece, so that the check takes little memory itself.
+piece, so that the comparison itself needs little memory.
 
-The default tolerance is relative, `eps ** (2/3)` of the dtype that is compared (2.4e-5 for
-float32), and absolute, the same share of the largest finite element of the reference: a sum of
-terms of size s cannot be expected to be nearer to zero than a few eps times s.
+The default relative tolerance is `eps ** (2/3)` of the dtype (2.4e-5 for float32). The default
+absolute tolerance is the same share of the largest finite element of the reference: the rounding
+error of a sum of terms of size s is a few eps times s, even if the sum is near zero.
 
     difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])).max_abs     # 0.5
 """
@@ -25,7 +25,7 @@ _PIECE_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """`max_rel` is over the elements where the reference is not 0; `note` says what disagrees."""
+    """`max_rel`: over elements where the reference is not 0. `note`: what disagrees."""
 
     max_abs: float
     max_rel: float
@@ -34,7 +34,7 @@ class Difference:
 
 
 def default_tolerance(dtype: torch.dtype) -> float:
-    """The tolerated relative difference for a dtype: 0 for integers and bools."""
+    """Return the relative tolerance for a dtype: 0 for integers and bools."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
     return torch.finfo(dtype).eps ** (2 / 3)
@@ -47,7 +47,7 @@ def difference(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> Difference:
-    """Compare two results; those of another structure, shape or dtype do not agree."""
+    """Compare two results; different structures, shapes or dtypes do not agree."""
     max_abs = max_rel = 0.0
     note = ""
     for place, one, other in _pairs(reference, candidate, ""):
@@ -60,7 +60,7 @@ def difference(
 
 
 def _pairs(one: object, other: object, place: str) -> Iterator[tuple[str, object, object]]:
-    """The leaves of two nests side by side, with the place of each: `[0]["loss"]`."""
+    """Yield the leaves of two nests in pairs, with the path of each: `[0]["loss"]`."""
     one_items, other_items = _items(one), _items(other)
     if one_items is None or other_items is None or one_items.keys() != other_items.keys():
         yield place, one, other
@@ -154,7 +154,7 @@ def _largest_finite(tensor: Tensor) -> float:
 
 
 def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both tensors cut the same way into views of at most `_PIECE_ELEMENTS` elements."""
+    """Yield views of both tensors, cut in the same way, of at most `_PIECE_ELEMENTS` elements."""
     if one.numel() == 0:
         return
     if one.numel() <= _PIECE_ELEMENTS:
@@ -167,5 +167,5 @@ def _pieces(one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger; NaN, which stands for no comparison, wins."""
+    """Return the larger; NaN, for values that cannot be compared, is the largest."""
     return other if math.isnan(other) or other > one else one

@@ -1,7 +1,10 @@
-"""`lowtide doctor`: what Lowtide finds on this machine, and what to do where something is missing.
+"""`lowtide doctor`: checks this machine, and says what to do where something is missing.
 
-In: nothing. Out: the runtime's own checks (`lowtide.runtime.doctor`), and around them what only
-people and comparisons need to know: the machine, and what torch.compile needs.
+In: nothing. Out: the machine, the runtime's checks (`lowtide.runtime.doctor`), the rates of matrix
+products, and what torch.compile needs for comparisons.
+
+    print(render(run_checks()))
+    ok    compiler       gcc 12.2.0, /usr/bin/gcc
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from lowtide.tools.machine import this_machine
 
 
 def run_checks() -> list[Check]:
-    """All checks, in the order in which they should be read."""
+    """Return all checks, in the order in which they should be read."""
     return [_machine(), *doctor.checks(), _products(), _torch_compile()]
 
 
 def render(checks: list[Check]) -> str:
-    """The checks as plain text: one line each, longer findings and remedies indented below."""
+    """Return the checks as text: one line each, with further lines and remedies indented."""
     width = max(len(check.name) for check in checks)
     indent = " " * (width + 8)
     lines: list[str] = []
@@ -44,10 +47,10 @@ def _machine() -> Check:
 
 
 def _products() -> Check:
-    """Whose matrix products are, by the rates that were measured on this machine."""
+    """Return the rates measured on this machine, which decide who runs matrix products."""
     try:
         known = rates.current()
-    except BackendError:  # told by another check
+    except BackendError:  # another check reports it
         known = rates.Rates()
     found = [
         f"{kind}: library {rate:.1f}, kernels {known.kernels[kind]:.1f} operations per ns"
@@ -59,7 +62,7 @@ def _products() -> Check:
 
 
 def _torch_compile() -> Check:
-    """What torch.compile needs on a CPU; Lowtide needs neither, its comparisons do."""
+    """Check what torch.compile needs on a CPU. Only comparisons with it need that."""
     missing = [] if any(shutil.which(name) for name in ("g++", "clang++")) else ["g++"]
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing.append("Python.h")

@@ -1,12 +1,12 @@
-"""`lowtide explain` and `lowtide memory` of `pkg.mod:fn --shape 1000x4,500x4`: asked by name.
+"""`lowtide explain` and `lowtide memory`: explain a function that is given by name.
 
-In: three texts. Out: what `explain()` and `memory()` of the compiled function say for tensors of
-those shapes. Nothing is run: they are meta tensors, which take no memory.
+In: a target such as `pkg.mod:fn`, shapes such as `1000x4,500x4`, dtypes. Out: the result of the
+compiled function's `explain()` or `memory()` for meta tensors of these shapes. Nothing is run.
 
-    pkg.mod:fn        a function          pkg.mod:net            a module: its forward
-    pkg.mod:Net       Net()               pkg.mod:net.encode     another method of it
-    pkg.mod:make()    what make() gives   pkg.mod:make().encode
-    pkg.mod:Net(8, bias=False)            arguments are literals
+    pkg.mod:fn        a function             pkg.mod:net            the forward of a module
+    pkg.mod:Net       Net()                  pkg.mod:net.encode     another method of it
+    pkg.mod:make()    the result of make()   pkg.mod:make().encode
+    pkg.mod:Net(8, bias=False)               arguments are literals
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.qui
 
 
 class ArgumentFault(Exception):
-    """The command's arguments make no sense; the text says what to write instead."""
+    """The command's arguments are wrong; the message says what to write instead."""
 
 
 def explain(target: str, shapes: str, dtypes: str) -> Any:
-    """The Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
+    """Return the Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
     compiled, args = _ask(target, shapes, dtypes)
     return compiled.explain(*args)
 
 
 def predict(target: str, shapes: str, dtypes: str, backward: bool = False) -> Any:
-    """The MemoryPlan, of a forward pass alone or, with `backward`, of a step of training.
+    """Return the MemoryPlan of a forward pass or, with `backward`, of a training step.
 
     Raises ArgumentFault, and LowtideError if it does not compile."""
     compiled, args = _ask(target, shapes, dtypes)
@@ -64,9 +64,9 @@ def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor
 
 
 def scripted(target: str, found: Any) -> Any:
-    """What explains the object: itself if it is compiled, else what `lt.script` makes of it.
+    """Return the object itself if it is compiled, else what `lt.script` makes of it.
 
-    Raises ArgumentFault for what has no program, and CompileError."""
+    Raises ArgumentFault for objects that cannot be scripted, and CompileError."""
     import lowtide as lt
 
     script: Any = lt.script
@@ -91,16 +91,16 @@ def _is_module_class(found: object) -> bool:
 
 
 def resolve(target: str) -> Any:
-    """The object that `pkg.mod:name` names; modules are looked for in the current folder too.
+    """Return the object that `pkg.mod:name` names; modules may be in the current folder, too.
 
-    `name(8, bias=False)` is called, with arguments that are literals, and so is a class of modules
-    without any. Raises ArgumentFault."""
+    `name(8, bias=False)` is called with these literals, a module's class without arguments. Raises
+    ArgumentFault, and LowtideError if the import fails."""
     module_name, colon, attribute = target.partition(":")
     if not (colon and module_name and attribute) or module_name.startswith(".."):
         raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn")
     if module_name.endswith(".py") or os.sep in module_name:
         name = module_name.removesuffix(".py").removeprefix(f".{os.sep}").replace(os.sep, ".")
-        raise ArgumentFault(f"{module_name!r} is a file; name its module: {name}:{attribute}")
+        raise ArgumentFault(f"{module_name!r} is a file; write its module: {name}:{attribute}")
     return _value(_parsed(target, attribute), module_name, _imported(module_name))
 
 
@@ -123,12 +123,12 @@ def _imported(module_name: str) -> Any:
 
 
 def _described(fault: BaseException) -> str:
-    """What was raised, and at which line: the last that is not a library's, if there is one."""
+    """Return the exception's text and its line, if possible the last one outside of libraries."""
     said = traceback.format_exception_only(fault)[-1].strip()
     if isinstance(fault, SyntaxError) and fault.filename:
         return f"{fault.filename}:{fault.lineno}: {said}"
     frames = [f for f in traceback.extract_tb(fault.__traceback__) if os.path.isfile(f.filename)]
-    frames = frames[1:]  # after this file; importlib's are no files
+    frames = frames[1:]  # without this file; importlib's frames have no file
     users = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     last = (users or frames)[-1:]
     return "".join(f"{f.filename}:{f.lineno}: " for f in last) + said
@@ -142,7 +142,7 @@ def _parsed(target: str, attribute: str) -> ast.expr:
 
 
 def _value(node: ast.expr, module_name: str, module: Any) -> Any:
-    """What `a.b(1).c` means in a module. A class of modules is called without arguments."""
+    """Evaluate `a.b(1).c` in a module. A module's class is called without arguments."""
     if isinstance(node, ast.Call):
         return _called(node, module_name, _looked_up(node.func, module_name, module))
     found = _looked_up(node, module_name, module)
@@ -157,7 +157,7 @@ def _looked_up(node: ast.expr, module_name: str, module: Any) -> Any:
     elif isinstance(node, ast.Name):
         owner, name = module, node.id
     else:
-        raise ArgumentFault(f"{ast.unparse(node)!r} is no name; name a function or a module")
+        raise ArgumentFault(f"{ast.unparse(node)!r} is not a name; write a function or a module")
     if not hasattr(owner, name):
         raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}")
     return getattr(owner, name)
@@ -179,13 +179,15 @@ def _called(call: ast.Call | None, module_name: str, found: Any) -> Any:
 
 
 def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:
-    """Meta tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
+    """Return meta tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
     sizes = [parse_shape(text) for text in shapes.split(",")]
     kinds = [parse_dtype(text) for text in dtypes.split(",")]
     if len(kinds) == 1:
         kinds *= len(sizes)
     if len(kinds) != len(sizes):
-        raise ArgumentFault(f"{len(sizes)} shapes and {len(kinds)} dtypes; give one dtype or all")
+        raise ArgumentFault(
+            f"{len(sizes)} shapes and {len(kinds)} dtypes; give one dtype, or one for each shape"
+        )
     return tuple(_tensor(size, kind) for size, kind in zip(sizes, kinds, strict=True))
 
 
@@ -198,7 +200,7 @@ def _tensor(size: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """`"1000x4"` → `(1000, 4)`, `"scalar"` → `()`."""
+    """Return `(1000, 4)` for `"1000x4"`, `()` for `"scalar"`. Raises ArgumentFault."""
     text = text.strip().lower()
     if text == SCALAR:
         return ()
@@ -209,7 +211,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def parse_dtype(text: str) -> torch.dtype:
-    """`"float32"` or `"torch.float32"` → `torch.float32`."""
+    """Return `torch.float32` for `"float32"` or `"torch.float32"`. Raises ArgumentFault."""
     found: object = getattr(torch, text.strip().removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or found in _QUANTIZED:
         raise ArgumentFault(f"{text!r} is not a dtype; write float32, int64, bfloat16, …")

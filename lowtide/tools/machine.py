@@ -1,6 +1,9 @@
-"""What a measurement must say about where it was made: CPU, threads, memory, versions.
+"""Describes the machine of a measurement: CPU, threads, memory, versions.
 
-Out: a `Machine`, as text for people and as a dict for JSON. No host, user or path is in it.
+Out: a `Machine`, as text and as a dict for JSON, without names of hosts, users or paths.
+
+    print(this_machine())
+    AMD EPYC 9654, 4 logical CPUs (4 torch threads), 16.0 GiB · Linux x86_64 · Python 3.11.2 · …
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from lowtide.tables import format_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One machine and the software on it. `gpu`: "" where nothing runs on one."""
+    """A machine and its software. `gpu`: "" if the measurement uses none."""
 
     cpu: str
     logical_cpus: int
@@ -46,13 +49,12 @@ class Machine:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Return the fields, for JSON."""
         return dataclasses.asdict(self)
 
 
 def this_machine(device: str = "cpu") -> Machine:
-    """Describe the machine that this runs on; `device`: `"cpu"`, or `"cuda"` for the current GPU
-    beside it."""
+    """Describe this machine. `device`: `"cpu"`, or `"cuda"` to name the current GPU, too."""
     return Machine(
         cpu=cpu_name(),
         logical_cpus=_usable_cpus(),
@@ -67,7 +69,7 @@ def this_machine(device: str = "cpu") -> Machine:
 
 
 def cpu_name() -> str:
-    """The CPU's name as its maker writes it, else its architecture."""
+    """Return the CPU's model name, else its architecture."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

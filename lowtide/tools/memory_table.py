@@ -1,4 +1,4 @@
-"""What `lowtide memory` shows in a terminal: the plan as a table, by rich.
+"""The output of `lowtide memory` in a terminal: a memory plan as a table, by rich.
 
 In: a MemoryPlan. Out: lines on stdout, as wide as the terminal.
 """
@@ -10,7 +10,7 @@ from lowtide.errors import UNKNOWN_LOC
 
 
 def print_plan(plan: MemoryPlan) -> None:
-    """The peak, its formula, and what is alive then."""
+    """Print the peak, its formula, and what is alive at the peak."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,9 +1,9 @@
 """`lowtide profile script.py`: runs a script as the main program, under the profiler.
 
-In: the command's options. Out: the script's exit status; a table after the script's own output, and
-the files that were asked for. The table goes to stdout: by rich in a terminal, as plain text else.
-A script that raises is reported as Python would, and what it did until then is shown, also after
-Ctrl-C. Options that would fail after the run are refused before it.
+In: the command's options. Out: the script's exit status; a table after the script's own output; and
+the requested files. In a terminal rich formats the table, else it is plain text. If the script
+raises, or is stopped by Ctrl-C, its traceback is printed as by Python, and the table shows what ran
+until then. Invalid options are refused before the run.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from lowtide.tools.profiler.text import HEADERS, cells, short_source
 
 _LIVE_SHOWN = 5
 _LEFT = {"op", "phase", "module", "source"}
-_WHOLE = {"phase", "self time", "self bytes", "at peak"}  # never broken over lines
+_WHOLE = {"phase", "self time", "self bytes", "at peak"}  # not wrapped
 
 
 def profile_script(options: argparse.Namespace) -> int:
-    """Runs the script and reports. Returns 2 if the options make no sense."""
+    """Run the script and print the profile. Returns its exit status, 2 if the options are wrong."""
     with _as_main(options):
         try:
             _check(options)
-            main = _main_module(options)  # alive while it is reported who holds what
+            main = _main_module(options)  # kept alive for the report on what holds tensors
         except ArgumentFault as fault:
             print(f"lowtide profile: {fault}", file=sys.stderr)
             return 2
         try:
             code = _code_of(main)
-        except Exception as fault:  # it is no Python
+        except Exception as fault:  # such as SyntaxError
             _print_fault(fault)
             return 1
         prof = profile()
@@ -58,12 +58,14 @@ def profile_script(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises ArgumentFault for what would fail after the run, when it is too late."""
+    """Raise ArgumentFault for options that would fail after the run."""
     if options.sort not in SORTS:
         allowed = ", ".join(SORTS)
-        raise ArgumentFault(f"--sort {options.sort} is no column; allowed are {allowed}")
+        raise ArgumentFault(f"--sort {options.sort} is not a column; allowed are {allowed}")
     if options.rows < -1:
-        raise ArgumentFault(f"--rows {options.rows} is no number of rows; write 10, or -1 for all")
+        raise ArgumentFault(
+            f"--rows {options.rows} is not a number of rows; write 10, or -1 for all"
+        )
     if options.plot:
         try:
             check_picture(options.plot)
@@ -71,7 +73,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ArgumentFault(f"--plot: {fault}") from fault
     for path in filter(None, (options.html, options.plot, options.trace)):
         if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-            raise ArgumentFault(f"there is no folder for {path!r}")
+            raise ArgumentFault(f"the folder of {path!r} does not exist")
         was_there = os.path.exists(path)
         try:
             with open(path, "ab"):
@@ -84,7 +86,7 @@ def _check(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _as_main(options: argparse.Namespace) -> Generator[None]:
-    """`sys.path` and `sys.argv` as the script expects them; inside, `__main__` may change."""
+    """A context with `sys.path` and `sys.argv` as the script expects them. Restores `__main__`."""
     argv, path, before = sys.argv, list(sys.path), sys.modules["__main__"]
     folder = "" if options.module else os.path.dirname(os.path.abspath(options.script))
     sys.path.insert(0, folder or os.getcwd())
@@ -98,7 +100,7 @@ def _as_main(options: argparse.Namespace) -> Generator[None]:
 
 @contextlib.contextmanager
 def _stdout_kept() -> Generator[None]:
-    """What is printed inside goes to stderr, by child processes and C too."""
+    """A context whose output to stdout goes to stderr, also from C and child processes."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -121,13 +123,13 @@ def _main_module(options: argparse.Namespace) -> types.ModuleType:
     elif not os.path.isfile(options.script):
         raise ArgumentFault(
             f"there is no file {options.script!r}; options go before the script, "
-            "and a module is run by -m"
+            "and -m runs a module"
         )
     return main
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """Of what `python -m name` runs: a module, or the `__main__` of a package."""
+    """Return the spec of what `python -m name` runs: a module, or a package's `__main__`."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -135,12 +137,12 @@ def _spec_of(name: str) -> ModuleSpec:
     except (ModuleNotFoundError, ValueError) as fault:
         raise ArgumentFault(f"-m {name}: {fault}") from fault
     if spec is None or not isinstance(spec.loader, InspectLoader):
-        raise ArgumentFault(f"-m {name}: there is no such module, or it cannot be run")
+        raise ArgumentFault(f"-m {name}: there is no such module, or it has no code")
     return spec
 
 
 def _run(main: types.ModuleType, code: types.CodeType, prof: Profile) -> int:
-    """Runs a module as the main program. Returns its exit status."""
+    """Run a module as the main program. Returns its exit status."""
     names: dict[str, Any] = main.__dict__
     before = set(threading.enumerate())
     sys.modules["__main__"] = main
@@ -148,7 +150,7 @@ def _run(main: types.ModuleType, code: types.CodeType, prof: Profile) -> int:
         with prof:
             try:
                 exec(code, names)
-            finally:  # as Python does before it ends
+            finally:  # as Python does before it exits
                 for thread in set(threading.enumerate()) - before:
                     if not thread.daemon:
                         thread.join()
@@ -180,7 +182,7 @@ def _status(code: object) -> int:
 
 
 def _print_fault(fault: BaseException) -> None:
-    """The traceback from the script's first line on."""
+    """Print the traceback from the script's first line on."""
     trace = fault.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -188,7 +190,7 @@ def _print_fault(fault: BaseException) -> None:
 
 
 def _write_files(prof: Profile, options: argparse.Namespace) -> bool:
-    """Whether all that were asked for are written; one that is not costs no other."""
+    """Write the requested files. Returns False if one could not be written."""
     is_written = True
     files = ((options.html, prof.html), (options.plot, prof.plot))
     for path, write in (*files, (options.trace, prof.export_chrome_trace)):

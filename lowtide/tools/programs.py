@@ -1,9 +1,9 @@
-"""The example programs: plain PyTorch functions whose in-between tensors outgrow their answers.
+"""The example programs: plain PyTorch functions whose temporaries are larger than their results.
 
-The demo, the benchmarks and the tests all take them from here, so that one text is what is shown,
-timed and checked. A program comes with a maker of seeded inputs, two lists of sizes (`full`, as
-in the tables; `quick`, well under a second in eager PyTorch) and a formula for the bytes that the
-eager run needs beyond its inputs, so that a small machine can be spared it.
+The demo, the benchmarks and the tests use them, so that the same code is shown, timed and checked.
+A program has a function that makes seeded inputs; two tuples of sizes, `full` as in the tables and
+`quick` for well under a second in eager PyTorch; and a formula for the bytes that eager PyTorch
+needs beyond the inputs, so that the eager run can be skipped on a small machine.
 
     boxes = PROGRAMS["boxes"]
     args = boxes.make_inputs(*boxes.quick)   # boxes1: [2430, 4], boxes2: [500, 4]
@@ -23,8 +23,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One example. `sizes` names the arguments of `make_inputs`, `full` and `quick` fill them,
-    and `eager_peak_bytes` takes one of these, `s`: what eager PyTorch allocates at its peak."""
+    """One example. `sizes`: the names of the arguments of `make_inputs`; `full`, `quick`: their
+    values. `eager_peak_bytes(sizes)`: what eager PyTorch allocates at its peak."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ class Program:
     eager_peak_bytes: Callable[[tuple[int, ...]], int]
 
     def describe(self, sizes: tuple[int, ...]) -> str:
-        """`"N=2430, M=500"`."""
+        """Return a text such as `"N=2430, M=500"`."""
         return ", ".join(f"{name}={size}" for name, size in zip(self.sizes, sizes, strict=True))
 
 
@@ -44,7 +44,7 @@ class Program:
 
 
 def boxes_intersection(boxes1: Tensor, boxes2: Tensor) -> Tensor:
-    """The area that each pair of boxes shares; boxes1: [N, 4], boxes2: [M, 4] → [N, M]."""
+    """The intersection area of all pairs of boxes; boxes1: [N, 4], boxes2: [M, 4] → [N, M]."""
     x_min1, y_min1, x_max1, y_max1 = boxes1.chunk(4, dim=1)
     x_min2, y_min2, x_max2, y_max2 = boxes2.chunk(4, dim=1)
     all_pairs_min_ymax = torch.min(y_max1, y_max2.t())
@@ -57,7 +57,8 @@ def boxes_intersection(boxes1: Tensor, boxes2: Tensor) -> Tensor:
 
 
 def similarity(x: Tensor, y: Tensor) -> Tensor:
-    """In how many samples two dimensions differ by less than 1; x, y: [S, D] → [D, D] int64."""
+    """In how many samples each two dimensions differ by less than 1; x, y: [S, D] → [D, D]
+    int64."""
     xy = x[:, :, None] - y[:, None, :]
     return xy.abs().lt(1).sum(dim=0)
 
@@ -101,7 +102,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """A plain product, where nothing can be saved: a: [N, K], b: [K, M] → [N, M]."""
+    """A plain matrix product, without temporaries; a: [N, K], b: [K, M] → [N, M]."""
     return a @ b
 
 

@@ -1,8 +1,10 @@
-"""`lowtide reduce pkg.mod:fn --shape 1000x4`: where a result differs, the smallest part that does.
+"""`lowtide reduce pkg.mod:fn --shape 1000x4`: reduces a program whose result differs from
+PyTorch's.
 
-In: a function or module by name, shapes. It is run by PyTorch and by Lowtide on seeded inputs; if
-the results differ, the program is entered after each stage, and the IR shrinks while the same stage
-stays wrong. Out: the stage, the IR that is left, and the inputs it differs on. Forward passes only.
+In: a function or module by name, shapes. PyTorch and Lowtide run it on seeded inputs. If the
+results differ, the program is interpreted after each stage to find the first wrong one. Then the IR
+is shrunk as long as the same stage stays wrong. Out: the stage, the reduced IR, and its inputs.
+Only forward passes are compared.
 
     the first stage that is wrong: normalise
     def f(%a: Tensor) -> Tensor:
@@ -38,12 +40,12 @@ from lowtide.tools.difference import Difference, difference
 from lowtide.tools.explain_command import make_arguments, resolve, scripted
 
 REMEDY: Final = (
-    "Report it with the text above (see docs/correctness.md); `python -m lowtide.opt` shows what\n"
-    "each stage makes of it. With LOWTIDE_DISABLE=1 PyTorch runs the program meanwhile."
+    "Report it with the text above (see docs/correctness.md); `python -m lowtide.opt` prints the\n"
+    "result of each stage. Until it is mended, LOWTIDE_DISABLE=1 lets PyTorch run the program."
 )
 CAPTURE, KERNELS = "source → ir", "fuse, tile or emit"
 Rewrite = Callable[[Program, Mapping[str, int]], Program]
-# Where the kernels are replaced by the evaluator, and what it is given.
+# Stages after which the evaluator can run the Program in place of kernels.
 PROGRAMS: Final[Mapping[str, Rewrite]] = {
     "specialise": lambda program, hints: program,
     "normalise": lambda p, hints: p if p.delays else compiler.normalise(p, hints),
@@ -52,7 +54,7 @@ PROGRAMS: Final[Mapping[str, Rewrite]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reduced:
-    """What is left. `stage`: "" if nothing differs; `inputs`: of `function`."""
+    """The reduced program. `stage`: "" if nothing differs. `inputs`: of `function`."""
 
     stage: str
     function: Function
@@ -71,13 +73,14 @@ class Reduced:
         return "\n".join((head, print_function(self.function), *shapes, "", REMEDY))
 
     def to_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """Return the fields, for JSON."""
         ir = print_function(self.function) if self.stage else ""
         return {"stage": self.stage, "note": self.note, "ir": ir}
 
 
 def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
-    """Raises ArgumentFault, and LowtideError if it does not compile."""
+    """Reduce a function; see the module's text. Raises ArgumentFault, and LowtideError if it does
+    not compile."""
     found = resolve(target)
     compiled: Any = scripted(target, found)
     inputs = [seeded(x, k) for k, x in enumerate(make_arguments(shapes, dtypes))]
@@ -94,7 +97,7 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
 
 
 def reduced(function: Function, values: Sequence[Any]) -> Reduced:
-    """The smallest part of a function for which its first wrong stage still is."""
+    """Return the smallest part of a function for which the same stage is the first wrong one."""
     stage, note = first_wrong(function, values)
     if not stage:
         return Reduced(stage="", function=function)
@@ -106,14 +109,15 @@ def reduced(function: Function, values: Sequence[Any]) -> Reduced:
 
 def _still_wrong(found: Reduced) -> Iterator[Reduced]:
     for function, values in smaller_ones(found.function, found.inputs):
-        with contextlib.suppress(Exception):  # what is no program
+        with contextlib.suppress(Exception):  # an invalid program
             stage, note = first_wrong(function, values)
             if stage == found.stage:
                 yield Reduced(stage=stage, function=function, inputs=tuple(values), note=note)
 
 
 def smaller_ones(f: Function, values: Sequence[Any]) -> Iterator[tuple[Function, Sequence[Any]]]:
-    """With an earlier value as the result, or with one op less: what it gave is an input."""
+    """Yield smaller functions: with an earlier value as the result, or with an op's result as an
+    input."""
     ops = f.block.ops[:-1]
     (result,) = f.block.terminator.operands
     for k, op in enumerate(ops):
@@ -139,7 +143,7 @@ def _without_unused(f: Function, values: Sequence[Any]) -> tuple[Function, Seque
 
 
 def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
-    """The first stage after which the function gives something else, and what; "" if none does."""
+    """Return the first stage after which the result differs, and how; "", "" if none is wrong."""
     wanted = outcome(interpreted(function), values)
     steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.PREPARE)
     for step in steps:
@@ -159,25 +163,26 @@ def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
 
 
 def interpreted(function: Function) -> Callable[..., Any]:
-    """Each op is run by PyTorch."""
+    """Return a callable that runs each op by PyTorch."""
     return functools.partial(interpret.run, function)
 
 
 def driven(function: Function) -> Callable[..., Any]:
-    """As a compiled function runs it."""
+    """Return a callable that runs the function compiled."""
     driver = make_driver(function, Options())
 
     def call(*values: Any) -> Any:
         try:
             return driver(values)
-        except Ineligible:  # PyTorch runs such a call
+        except Ineligible:  # as in a compiled call, PyTorch runs it
             return interpret.run(function, *values)
 
     return call
 
 
 def outcome(call: Callable[..., Any], values: Sequence[Any], count: int | None = None) -> Any:
-    """What a call gives and leaves of its first operands, or the type of what it raises."""
+    """Return the result of a call and its first `count` operands afterwards, or the type of its
+    error."""
     given = copy.deepcopy(list(values))
     torch.manual_seed(0)
     try:
@@ -188,13 +193,13 @@ def outcome(call: Callable[..., Any], values: Sequence[Any], count: int | None =
 
 
 def told(wanted: object, got: object) -> str | None:
-    """How they differ, None if they do not."""
+    """Return how the outcomes differ; None if they agree."""
     found: Difference = difference(wanted, got)
     return None if found.agrees else found.note
 
 
 def seeded(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """A tensor like a meta tensor: normal numbers, or small ints."""
+    """Return a tensor like the meta tensor x, with normal random numbers or ints 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     if x.is_floating_point() or x.is_complex():
         return torch.randn(x.shape, generator=generator, dtype=x.dtype)
@@ -203,7 +208,7 @@ def seeded(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def recorded() -> Generator[list[Function]]:
-    """The functions that are simplified meanwhile, as they were before."""
+    """A context that records the functions that are simplified inside, before their passes."""
     found: list[Function] = []
 
     def record(fn: Function, passes: Sequence[Pass]) -> Function:
@@ -218,19 +223,19 @@ def recorded() -> Generator[list[Function]]:
 
 
 class _Evaluated:
-    """In the place of kernels: the evaluator of a Program."""
+    """Stands for compiled kernels: evaluates a Program."""
 
     kernels, stages, refusals = (), (), ()
 
     def __init__(self, given: Program, made: Program, names: Sequence[Sequence[str]]) -> None:
-        """`made`: of what is `given`; its results may be cut into other dims."""
+        """`given`: the program. `made`: its rewritten form, whose results may have other dims."""
         self.given, self.made, self.names = given, made, names
 
     def write(self) -> None:
-        """There is no text."""
+        """Do nothing: there is no source text."""
 
     def over_inputs(self, inputs: object) -> dict[str, str]:
-        """It writes over nothing."""
+        """Return no inputs: the evaluator overwrites none."""
         return {}
 
     def __call__(self, *given: Sequence[Any]) -> list[torch.Tensor]:

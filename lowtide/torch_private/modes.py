@@ -64,6 +64,30 @@ STATE_MODULES: Final = (
 )
 
 
+def function_modes() -> list[Any]:
+    """Return the function modes of this thread, the bottom of the stack first."""
+    return [function_mode_at(k) for k in range(function_depth())]
+
+
+def remove_function_mode(mode: object) -> int | None:
+    """Remove a mode from anywhere in the stack. Returns how many modes were above it, None if it
+    was not on the stack."""
+    at = next((k for k, other in enumerate(function_modes()) if other is mode), None)
+    if at is None:
+        return None
+    above = [pop_function_mode() for _ in range(function_depth() - at)]
+    for other in reversed(above[:-1]):
+        push_function_mode(other)
+    return len(above) - 1
+
+
+def insert_function_mode(mode: object, above: int) -> None:
+    """Put a mode on the stack, below the `above` modes on the top."""
+    others = [pop_function_mode() for _ in range(min(above, function_depth()))]
+    for other in (mode, *reversed(others)):
+        push_function_mode(other)
+
+
 def is_wrapped(x: Any) -> bool:
     """Whether a tensor stands for another one inside a transform such as vmap."""
     return isinstance(x, torch.Tensor) and bool(_is_wrapped(x))

@@ -16,8 +16,7 @@ from lowtide.torch_private.modes import (
     DeviceContext,
     any_autocast,
     dispatch_depth,
-    function_depth,
-    function_mode_at,
+    function_modes,
     function_modes_on,
     is_recording,
     transform,
@@ -37,7 +36,7 @@ def in_transform(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 def default_device() -> torch.device | None:
     """Where this thread makes tensors that name no device; None where nobody has said."""
-    return next((mode.device for mode in _modes() if type(mode) is DeviceContext), None)
+    return next((mode.device for mode in function_modes() if type(mode) is DeviceContext), None)
 
 
 def autocast_on() -> bool:
@@ -68,10 +67,6 @@ def surroundings(orders: bool = False) -> tuple[Any, ...]:
     return () if found == (None, None, None) else found
 
 
-def _modes() -> list[Any]:
-    return [function_mode_at(k) for k in range(function_depth())]
-
-
 def _is_harmless(mode: Any) -> bool:
     """PyTorch's default device, which decides where tensors are made; a dispose scope, which is
     told what compiled code gives (`memory/watching`)."""
@@ -80,7 +75,9 @@ def _is_harmless(mode: Any) -> bool:
 
 def reason() -> str:
     """Why nothing is compiled just now."""
-    if dispatch_depth() > 0 or (function_modes_on() and not all(map(_is_harmless, _modes()))):
+    if dispatch_depth() > 0 or (
+        function_modes_on() and not all(map(_is_harmless, function_modes()))
+    ):
         return "a TorchFunctionMode or TorchDispatchMode is on"
     if transform() is not None:
         return "inside a torch.func transform"

@@ -60,8 +60,8 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("users_module:g", "has no 'g'"),
         ("no_such_module_here:g", "was not found"),
         ("users_module:A.f(", "not of the form"),
-        ("users_module:[1]", "is no name"),
-        ("./users_module.py:A", "name its module: users_module:A"),
+        ("users_module:[1]", "is not a name"),
+        ("./users_module.py:A", "write its module: users_module:A"),
         ("importing_module:g", "importing_module imports 'no_such_module_here'"),
     ):
         with pytest.raises(ArgumentFault, match=why):

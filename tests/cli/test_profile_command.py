@@ -124,8 +124,8 @@ def test_files(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         (["no_such.py"], "no file 'no_such.py'"),
         (["--sort", "beauty", "SCRIPT"], "allowed are self_bytes"),
-        (["--rows", "-2", "SCRIPT"], "--rows -2 is no number of rows"),
-        (["--html", "/no/such/folder/a.html", "SCRIPT"], "no folder for"),
+        (["--rows", "-2", "SCRIPT"], "--rows -2 is not a number of rows"),
+        (["--html", "/no/such/folder/a.html", "SCRIPT"], "the folder of"),
         (["--trace", "/", "SCRIPT"], "'/' cannot be written"),
         (["--plot", "a.gif", "SCRIPT"], "must end in .png, .svg, .pdf"),
     ],

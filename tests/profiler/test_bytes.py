@@ -139,7 +139,7 @@ def test_a_curve_of_many_points_is_thinned_without_losing_its_extremes() -> None
 
 def test_holders_are_looked_for_of_the_largest_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ten thousand live tensors it would take half a minute."""
-    monkeypatch.setattr("lowtide.tools.profiler.profile._MOST_ASKED", 2)
+    monkeypatch.setattr("lowtide.tools.profiler.profile._MOST_SEARCHED", 2)
     looked_at: list[int] = []
     plain = Holders.__init__
 

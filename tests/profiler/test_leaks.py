@@ -264,7 +264,7 @@ def test_what_was_freed_after_the_end() -> None:
             step(number)
             prof.step()
     kept.clear()
-    assert prof.leaks()[0].holders == ("nothing any more: freed since the profile ended",)
+    assert prof.leaks()[0].holders == ("nothing: freed since the profile ended",)
 
 
 def test_a_numpy_array() -> None:

@@ -55,7 +55,7 @@ def test_an_unknown_column_is_named(prof: Profile) -> None:
 @pytest.mark.parametrize("row_limit", ["10", None, 2.5, -2, True])
 def test_what_is_no_number_of_rows_is_named(prof: Profile, row_limit: Any) -> None:
     for show in (prof.table, prof.to_dict):
-        with pytest.raises(lt.LowtideError, match=r"row_limit=.* is no number of rows"):
+        with pytest.raises(lt.LowtideError, match=r"row_limit=.* is not a number of rows"):
             show(row_limit=row_limit)
 
 

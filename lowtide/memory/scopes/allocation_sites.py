@@ -127,13 +127,16 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def loc_of(code: CodeType, instruction: int) -> Loc:
-    """Return the line of the instruction at byte offset `instruction` of `code`."""
-    line = code.co_firstlineno
-    for begin, end, found in code.co_lines():
-        if begin <= instruction < end and found is not None:
-            line = found
-            break
-    return _loc(code.co_filename, line, code.co_name)
+    """Return the location of the instruction at byte offset `instruction` of `code`."""
+    return _loc(code.co_filename, line_of(code, instruction), code.co_name)
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """Return its line number."""
+    for begin, end, line in code.co_lines():
+        if begin <= instruction < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 def end_of_with(loc: Loc) -> Loc:

@@ -39,7 +39,7 @@ from lowtide.memory.scopes import watch
 from lowtide.memory.scopes.allocation_sites import unseen
 from lowtide.memory.scopes.constructed import constructed, count_references
 from lowtide.memory.scopes.disposed import error_of, is_gone
-from lowtide.memory.scopes.hidden import hide
+from lowtide.memory.scopes.hidden import hide, hide_with_callees
 from lowtide.memory.scopes.tensor_log import LOCK, Bag
 from lowtide.memory.scopes.tensor_trees import tensors_in, with_parts
 from lowtide.memory.scopes.watch import FRESH_SHARED, Place, owner_of, see, state
@@ -49,7 +49,12 @@ from lowtide.torch_private.autograd import (
     push_saved_hooks,
     top_saved_hooks,
 )
-from lowtide.torch_private.modes import UNWRAPPERS
+from lowtide.torch_private.modes import (
+    UNWRAPPERS,
+    function_modes,
+    insert_function_mode,
+    remove_function_mode,
+)
 from lowtide.torch_private.tensors import NEXT_OF_WORKERS
 from lowtide.torch_private.torch_jit import ScriptList
 
@@ -108,6 +113,8 @@ def install(attach: Attach) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGE) and not name.endswith(_CALLERS):
             hide(module)
+    for function in (function_modes, insert_function_mode, remove_function_mode):
+        hide_with_callees(function)
     watch.on_grad_set = keep
     watch.on_foreign = _foreign_seen
     nn_module.register_module_parameter_registration_hook(_registered)

@@ -36,10 +36,9 @@ from lowtide.memory.scopes.tensor_log import Bag, Counts, holder_of
 from lowtide.memory.scopes.tensor_trees import is_nest, tensors_in
 from lowtide.torch_private.modes import (
     DeviceContext,
-    function_depth,
-    function_mode_at,
-    pop_function_mode,
-    push_function_mode,
+    function_modes,
+    insert_function_mode,
+    remove_function_mode,
 )
 from lowtide.torch_private.tensors import GETTERS_OF_OTHERS, use_count
 
@@ -146,11 +145,11 @@ class ThreadState:
         heir = None if is_aside else next((o for o in later if o not in pushed), None)
         if not (earlier or later):
             pushed.clear()
-            _remove(self.mode)
+            remove_function_mode(self.mode)
         elif was_pushed and heir is not None:
             pushed.append(heir)
         elif was_pushed:
-            _remove(self.mode)
+            remove_function_mode(self.mode)
 
 
 class _Mode:
@@ -221,7 +220,7 @@ class _UntilItsEnd:
 
     def __del__(self) -> None:
         if threading.get_ident() == self._ident:
-            _remove(self._mode)
+            remove_function_mode(self._mode)
 
 
 def current() -> Place | None:
@@ -284,7 +283,7 @@ def aside() -> Generator[None]:
     if thread is not None and thread.open:
         holders, thread.open = thread.open, []
     for mode in modes:
-        _remove(mode)
+        remove_function_mode(mode)
     try:
         yield
     finally:
@@ -426,8 +425,7 @@ def is_ours(tensor: torch.Tensor) -> bool:
 
 def _modes() -> list[_Mode]:
     """Return the modes of dispose scopes on the stack."""
-    stack = map(function_mode_at, range(function_depth()))
-    return [mode for mode in stack if type(mode) is _Mode]
+    return [mode for mode in function_modes() if type(mode) is _Mode]
 
 
 def _is_on_stack(mode: _Mode) -> bool:
@@ -435,30 +433,19 @@ def _is_on_stack(mode: _Mode) -> bool:
 
 
 def _insert(mode: _Mode) -> None:
-    above = [pop_function_mode() for _ in range(function_depth())]
+    modes = function_modes()
     # PyTorch requires the mode of `set_default_device` to be at the very bottom. `with
     # torch.device(…)` instead pops the top of the stack when it ends: the mode goes below it.
-    if above and isinstance(above[-1], DeviceContext) and hasattr(above[-1], "old_device"):
-        push_function_mode(above.pop())
-    for other in (mode, *reversed(above)):
-        push_function_mode(other)
-
-
-def _remove(mode: _Mode) -> None:
-    depth = function_depth()
-    at = next((i for i in range(depth) if function_mode_at(i) is mode), None)
-    if at is None:
-        return
-    above = [pop_function_mode() for _ in range(depth - at)]
-    for other in reversed(above[:-1]):
-        push_function_mode(other)
+    bottom = modes[0] if modes else None
+    is_default = isinstance(bottom, DeviceContext) and hasattr(bottom, "old_device")
+    insert_function_mode(mode, len(modes) - is_default)
 
 
 def _forget_after_fork() -> None:
     """A worker process starts without its parent's scopes."""
     thread: ThreadState | None = getattr(_threads, "state", None)
     if thread is not None:
-        _remove(thread.mode)
+        remove_function_mode(thread.mode)
         del _threads.state
     _innermost.set(None)
 

@@ -1,13 +1,16 @@
-"""The memory profiler: `lt.profile()`. Files in the order in which a profile passes them.
+"""The memory profiler: `lt.profile()`. The files, in the order in which a profile uses them:
 
-watch      a mode per thread: which line, which module calls an operator
-follow     PyTorch's own recording, carried into threads
-patches    what is replaced in PyTorch while a profile runs, and put back after
-session    starts and stops the three above; out comes a `Capture`
-attribute  events and notes become operators and allocations, each with its source line
-timeline   what is live when: the peak, and the curve
+watch      a function mode per thread: the user's line and module of each operator
+entrances  calls that no mode sees: TorchScript, autograd's engine, custom functions
+patches    what is replaced in PyTorch while a profile runs
+session    starts and stops the recording; returns a `Capture`
+clock      converts times of the notes to PyTorch's clock
+attribute  combines events and notes to operators and allocations with their source lines
+timeline   live bytes over time, and the peak
 rows       operators summed by line, for tables
-holders    who holds a tensor that is alive; leaks: what outlives its step
-profile    what the user sees; text, page, plot, trace: how it is shown
-batch      profiles steps of training to find the largest batch that fits: `lt.max_batch_size`
+alive      the Python tensors in allocations
+holders    what holds a tensor, found by referrers and named by holder_words
+leaks      tensors that outlive their step
+profile    the user's `Profile`; shown by text, page, plot and chrome
+batch      finds the largest batch that fits in memory: `lt.max_batch_size`
 """

@@ -1,7 +1,9 @@
-"""The Python tensors that lie in allocations which are alive, and their shapes.
+"""Finds the Python tensors in live allocations, and their shapes.
 
-In: allocations that nobody has freed. Out: for each the tensors in it, as weak references, since
-the profiler must keep nothing alive. A tensor that only autograd or C++ holds has no Python object.
+In: allocations that are not freed. Out: for each the tensors in it, as weak references, since the
+profiler must keep nothing alive. A tensor that only autograd or C++ holds has no Python object.
+
+    find_tensors(allocations, snapshot())      {allocation.born: [ref to x, ref to x.t()]}
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Found = dict[int, list["weakref.ref[torch.Tensor]"]]
 
 
 def snapshot() -> Snapshot:
-    """All tensors that Python knows now, by where they lie."""
+    """Return all tensors with a Python object now, by device and address."""
     found: Snapshot = {}
     for tensor in live_tensors():
         place = place_of(tensor)
@@ -34,9 +36,10 @@ def snapshot() -> Snapshot:
 
 
 def find_tensors(allocations: Iterable[Allocation], tensors: Snapshot) -> Found:
-    """By `born` of each allocation that nobody freed: the tensors in it that are alive still. Fills
-    in shapes that are not known yet. `tensors`: those at the time at which they were alive; later
-    ones may lie in memory that was freed since."""
+    """Return the tensors in each allocation, by its `born`. Sets shapes that are not known yet.
+
+    `tensors`: a snapshot from a time when the allocations were live. A later one may have other
+    tensors at the same address."""
     found: Found = {}
     for allocation in allocations:
         for ref, shape, dtype in tensors.get((allocation.device, allocation.address), ()):
@@ -47,13 +50,13 @@ def find_tensors(allocations: Iterable[Allocation], tensors: Snapshot) -> Found:
 
 
 def live_tensors() -> list[torch.Tensor]:
-    """Every tensor that Python knows."""
-    # By type, since isinstance() would ask objects that answer with code of their own.
+    """Return every tensor with a Python object."""
+    # Not isinstance(), which reads `__class__` and so may run code of the object.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
 
 
 def place_of(tensor: Any) -> tuple[str, int] | None:
-    """(device, address of the storage); None for a tensor without one: sparse, meta, fake, …"""
+    """Return (device, address of the storage); None without one: sparse, meta, fake tensors, …"""
     if type(tensor).__module__.startswith("torch._"):  # fake tensors and the like
         return None
     try:

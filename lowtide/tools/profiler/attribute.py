@@ -1,14 +1,14 @@
-"""Events and notes become operators and allocations, each with the line that caused it.
+"""Combines PyTorch's events and the notes to operators and memory events with source lines.
 
 In: a `Capture`. Out: an `Attribution`: operators, and memory events in order of time.
 
-An operator is what the user's code or autograd called: `aten::sub`, not the `aten::empty` inside,
-whose bytes are `aten::sub`'s. It is looked into where code of the user's runs inside it again (a
-custom autograd function, a region of torch.compile).
+An operator is what the user's code or autograd called: `aten::sub`. The bytes of the `aten::empty`
+inside it count as `aten::sub`'s. An operator in which the user's code runs again (a custom autograd
+function, a region of torch.compile) is split into the operators that this code calls.
 
-    forward    the latest note before it, on its thread
-    backward   the place of the forward operator whose sequence number the node carries
-    freed      outside operators too, when Python lets go of a tensor
+    forward    its line is that of the latest note before it, on its thread
+    backward   its line is that of the forward operator with the node's sequence number
+    freed      may happen outside of operators, when Python frees a tensor
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowtide.tools.profiler.session import Capture
 OUTSIDE = "(outside operators)"
 _MEMORY = "[memory]"
 _NODE = "autograd::engine::evaluate_function: "
-# Ranges that PyTorch marks around operators; they are no operators themselves.
+# Names of ranges that PyTorch records around operators.
 _RANGES = (
     "Torch-Compiled Region",
     "TorchDynamo ",
@@ -37,7 +37,7 @@ _RANGES = (
 
 
 class MemoryEvent(NamedTuple):
-    """Bytes that were taken, or given back if negative, and the operator in which it happened."""
+    """An allocation of `nbytes`, or a free if negative, and the operator in which it happened."""
 
     time_ns: int
     address: int
@@ -48,10 +48,10 @@ class MemoryEvent(NamedTuple):
 
 @dataclass(slots=True)
 class _Around:
-    """What holds for the events inside something."""
+    """The context of an event: the phase, and the backward node around it."""
 
     phase: str = FORWARD
-    node_place: Place | None = None  # inside a backward node: its forward operator's
+    node_place: Place | None = None  # the place of the node's forward operator
     node_begin_ns: int = 0
 
 
@@ -85,7 +85,7 @@ class Attribution:
             event = waiting.pop()
             name = event.name
             if name == _MEMORY:
-                continue  # has none inside, and there are many: to ask for them takes long
+                continue  # has no children; reading that of so many events would be slow
             waiting += event.children
             if name.startswith(watch.ANCHOR):
                 index = int(name.removeprefix(watch.ANCHOR))
@@ -94,6 +94,7 @@ class Attribution:
         self.notes: dict[int, Notes] = {}
         self.threads: dict[int, str] = {}
         self._main_clock: ClockMap | None = None
+        self._main_notes: Notes | None = None
         for watcher in capture.watchers:
             thread = thread_of.get(watcher.index)
             if thread is None:
@@ -104,13 +105,13 @@ class Attribution:
             if watcher.index == 0:
                 self._main_clock, self._main_notes = clock, self.notes[thread]
 
-    # -- one event --
+    # -- the tree of events --
 
     def _visit(self, event: Any, thread: int, around: _Around) -> None:
         name: str = event.name
         if name == _MEMORY:
             self._allocation_outside(event, _recorded_bytes(event), thread, around)
-        elif not name.startswith("["):  # as "[OutOfMemory]"
+        elif not name.startswith("["):  # such as "[OutOfMemory]"
             if name.startswith("lowtide."):
                 self._own_mark(event, name, thread, around)
             elif name.startswith(_NODE):
@@ -169,7 +170,7 @@ class Attribution:
             self._operator(event, name, thread, around)
 
     def _range(self, event: Any, name: str, thread: int, around: _Around) -> None:
-        """What lies around operators: an operator itself for what happens directly in it."""
+        """Visit a range of operators. Allocations directly in it make it an operator itself."""
         own: Operator | None = None
         inside_ns = 0
         for child in event.children:
@@ -217,7 +218,7 @@ class Attribution:
                 operator.freed_bytes -= nbytes
         self.memory.append(MemoryEvent(event.start_time_ns, *what, operator))
 
-    # -- where --
+    # -- source lines --
 
     def _place(self, thread: int, time_ns: int, around: _Around) -> Place:
         if around.node_place is not None:
@@ -227,12 +228,9 @@ class Attribution:
         return self._noted(thread, time_ns)
 
     def _noted(self, thread: int, time_ns: int) -> Place:
-        # On a thread of autograd's own the first thread's note holds: it waits in backward().
-        notes = self.notes.get(thread) or self._main_notes_or_none()
+        # On autograd's own threads: the place of the first thread, which waits in backward().
+        notes = self.notes.get(thread) or self._main_notes
         return notes.before(time_ns) if notes is not None else NOWHERE
-
-    def _main_notes_or_none(self) -> Notes | None:
-        return self._main_notes if self._main_clock is not None else None
 
     def _has_notes_within(self, event: Any, thread: int) -> bool:
         notes = self.notes.get(thread)
@@ -248,13 +246,13 @@ def _is_range(event: Any, name: str) -> bool:
 
 
 def _recorded_bytes(event: Any) -> tuple[int, int, str]:
-    """(address, bytes or minus bytes, device) of an allocator's event."""
+    """Return (address, bytes, device) of an allocator's event; bytes are negative for a free."""
     fields = event.extra_fields
     return fields.ptr, fields.alloc_size, _name_of_device(fields.device)
 
 
 def _marked_bytes(name: str) -> tuple[int, int, str]:
-    """The same of a mark of the arena, by its name."""
+    """The same for an event of the arena, which its name encodes."""
     nbytes, _, address = name.removeprefix(watch.ARENA).partition(" ")
     return int(address), int(nbytes), "cpu"
 

@@ -1,13 +1,14 @@
-"""The largest batch whose step stays inside a number of bytes, found by running steps.
+"""Finds the largest batch whose training step stays within a number of bytes, by running steps.
 
-In: a step, a maker of batches, and a budget. Out: the size. Sizes are doubled until one is too
-large; in between, the next is where the budget would lie if peaks grew evenly, or the middle if
-that gains little. Each peak is measured. A step that runs out of memory is too large as well.
+In: a step, a maker of batches, and a budget. Out: the size. The size is doubled until the step is
+too large. Then the next size is interpolated linearly between the peaks of the largest good and the
+smallest bad size; or it is their middle if the last interpolation gained little. Each peak is
+measured. A step that runs out of memory is too large, too.
 
     lt.max_batch_size(train_step, lambda n: torch.rand(n, 3, 224, 224), "8GB")
 
-Steps train, so what they change is put back: random generators, and every module and optimizer that
-the step reaches by its closure, its globals, its object or its defaults.
+A step changes weights, so its effects are undone: on random generators, and on every module and
+optimizer that the step refers to by its closure, globals, defaults or object.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from lowtide.memory.scopes.allocation_sites import is_users
 from lowtide.memory.sizes import budget_bytes
 from lowtide.tools.profiler.profile import profile
 
-_MOST: Final = 100_000  # objects that are looked at
+_MOST: Final = 100_000  # objects that are searched
 _WITH_STATE: Final = (torch.nn.Module, torch.optim.Optimizer, LRScheduler)
 
 
@@ -46,17 +47,18 @@ def max_batch_size(
     limit: int = 1 << 16,
     keep: Iterable[Any] | None = None,
 ) -> int:
-    """The largest n up to `limit` for which `step(make_batch(n))` stays inside `budget`.
+    """Return the largest n up to `limit` for which `step(make_batch(n))` stays within `budget`.
 
-    `budget`: bytes, or a string such as "2GB": the most that one step may allocate at its peak, its
-    batch counted, on the device where that is most. Returns 0 if not even one sample fits. It is
-    assumed that a larger batch needs no less memory. Afterwards random generators are as before,
-    and so are `keep`: modules, optimizers and others with `state_dict`; if None, those that `step`
-    reaches by its names. Other effects of a step (a counter, a log) stay. Raises LowtideError for
-    what takes no single argument, and what `step` raises, unless that is a lack of memory."""
+    `budget`: bytes, or a string such as "2GB", for the peak of one step with its batch, on the
+    device with the highest peak. Returns 0 if not even one sample fits. A larger batch is assumed
+    to need at least as much memory. `keep`: modules, optimizers and others with a `state_dict`,
+    whose state is restored afterwards; None: those that `step` refers to. Random generators are
+    restored, too; other effects of a step (a counter, a log) stay. Raises LowtideError if `step` or
+    `make_batch` cannot be called with one argument; and what `step` raises, except for errors that
+    report a lack of memory."""
     most_bytes = budget_bytes(budget)
     if type(limit) is not int or limit < 1:  # not True, which is 1
-        raise LowtideError(f"limit={limit!r} is no batch size; write a whole number from 1")
+        raise LowtideError(f"limit={limit!r} is not a batch size; pass a whole number from 1")
     for name, function, argument in (
         ("step", step, "a batch"),
         ("make_batch", make_batch, "how many samples it has"),
@@ -72,13 +74,13 @@ def max_batch_size(
 
 
 def _check_takes_one(name: str, function: object, argument: str) -> None:
-    """Raises LowtideError for what cannot be called with one argument."""
+    """Raise LowtideError if the function cannot be called with one argument."""
     if not callable(function):
         kind = type(function).__name__
-        raise LowtideError(f"{name} is of type {kind}; write a function of {argument}")
+        raise LowtideError(f"{name} is of type {kind}; pass a function of {argument}")
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin, which does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return
     try:
         signature.bind(None)
@@ -87,7 +89,7 @@ def _check_takes_one(name: str, function: object, argument: str) -> None:
 
 
 def largest(peak: Callable[[int], float], most: float, limit: int) -> int:
-    """The largest number from 1 to `limit` whose `peak` is at most `most`, 0 if there is none."""
+    """Return the largest number from 1 to `limit` whose `peak` is at most `most`; 0 if none is."""
     good, good_peak = 0, 0.0
     bad, bad_peak = limit + 1, math.inf
     tried = 1
@@ -120,7 +122,7 @@ def _with_state(keep: object) -> list[Any]:
         if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
             raise LowtideError(
                 f"keep has a {type(thing).__name__}, which has no state_dict(); "
-                "give a list of modules, optimizers and the like"
+                "pass a list of modules, optimizers and the like"
             )
     return things
 
@@ -128,7 +130,7 @@ def _with_state(keep: object) -> list[Any]:
 def _peak_of(
     step: Callable[[Any], object], make_batch: Callable[[int], Any], size: int, kept: list[Any]
 ) -> int | None:
-    """The peak bytes of one step, None if it ran out of memory."""
+    """Return the peak bytes of one step; None if it ran out of memory."""
 
     def run() -> None:
         step(make_batch(size))
@@ -139,21 +141,21 @@ def _peak_of(
         except (RuntimeError, MemoryError) as fault:
             if not is_out_of_memory(fault):
                 raise
-            fault.__traceback__ = None  # its frames hold the batch
+            fault.__traceback__ = None  # its frames refer to the batch
             gc.collect()
             return None
 
 
 def _measured(run: Callable[[], None]) -> int:
-    gc.collect()  # what an earlier step left in cycles
-    with profile() as prof:  # it sees the arena's tensors, those of GPUs and of other threads
+    gc.collect()  # cycles of an earlier step
+    with profile() as prof:  # which sees the arena, GPUs and other threads, too
         run()
     return prof.peak_bytes
 
 
 @contextmanager
 def _unchanged(kept: list[Any]) -> Generator[None]:
-    """Random generators and the state of `kept` after as before."""
+    """A context after which random generators and `kept` have their earlier state."""
     restores = [_keeper(thing) for thing in kept]
     with same_random_numbers(), same_python_random():
         try:
@@ -164,7 +166,7 @@ def _unchanged(kept: list[Any]) -> Generator[None]:
 
 
 def _keeper(thing: Any) -> Callable[[], None]:
-    """A call that gives `thing` the state back that it has now."""
+    """Return a function that restores the current state of `thing`."""
     if isinstance(thing, torch.nn.Module):
         return _module_keeper(thing)
     state = copy.deepcopy(thing.state_dict())
@@ -192,7 +194,7 @@ def _module_keeper(module: torch.nn.Module) -> Callable[[], None]:
 
 
 def _reached_by(step: Any) -> list[Any]:
-    """Modules and optimizers that a function reaches by name; those inside others left out."""
+    """Return the modules and optimizers that a function refers to; not those inside others."""
     seen: dict[int, Any] = {}
     things: list[Any] = []
     todo: list[Any] = [step]
@@ -211,8 +213,8 @@ def _reached_by(step: Any) -> list[Any]:
 
 
 def _parts(x: Any) -> list[Any]:
-    """What is reached in one step: from a function its closure, defaults and the globals that it
-    names, from a container its items, from an object of the user's its attributes."""
+    """Return what an object refers to: a function to its closure, defaults and the globals that it
+    names; a container to its items; an object of the user's class to its attributes."""
     if isinstance(x, FunctionType):
         if not is_users(x.__code__):
             return []
@@ -240,6 +242,6 @@ def _is_installed(kind: type) -> bool:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Of globals, those that functions within it name, too."""
+    """Return the names of globals in a function and the functions inside it."""
     inner = (_names(const) for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*inner)

@@ -16,7 +16,7 @@ from lowtide.tools.profiler.timeline import Timeline
 
 
 def write_trace(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Writes the trace to `path`. Times are microseconds, as the format wants them."""
+    """Write the trace to `path`. The format's times are microseconds."""
     process = os.getpid()
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}

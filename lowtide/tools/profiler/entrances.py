@@ -1,12 +1,10 @@
-"""The ways into PyTorch that no mode sees, watched: a program of torch.jit, autograd's engine, and
-a user's autograd.Function.
+"""Watches calls that no function mode sees: TorchScript, autograd's engine, custom Functions.
 
-They are watched as long as any thread is recorded, which may be longer than a profile: a thread in
-the middle of its work is recorded until its next call that is watched, and PyTorch frees what it
-records into.
+They are watched as long as any thread is recorded. That may be longer than the profile: a thread in
+the middle of its work is recorded until its next watched call.
 
-    enter()     # a profile, or a thread that is followed, begins
-    leave()     # ... has ended: the last one puts everything back
+    enter()     # a profile begins, or a followed thread
+    leave()     # it has ended; the last one restores PyTorch
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _inside = 0
 
 
 def enter() -> None:
-    """One more that is recorded."""
+    """Count one more recorded thread."""
     global _inside
     with _lock:
         _inside += 1
@@ -43,7 +41,7 @@ def enter() -> None:
 
 
 def leave() -> None:
-    """One less."""
+    """Count one less."""
     global _inside
     with _lock:
         _inside -= 1
@@ -69,7 +67,7 @@ def _watched_backward(old: Any) -> Any:
     @functools.wraps(old)
     def run(*args: Any, **kwargs: Any) -> Any:
         watcher = watch.current()
-        if watcher is None or watcher.is_paused:  # then it is in something busy
+        if watcher is None or watcher.is_paused:  # a paused watcher is busy already
             return old(*args, **kwargs)
         with watcher.busy(), watcher.on():
             return old(*args, **kwargs)
@@ -80,7 +78,7 @@ def _watched_backward(old: Any) -> Any:
 def _watched_apply(
     run: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """PyTorch records the function as an event around the calls inside it."""
+    """Be busy while the function runs: PyTorch records an event around its calls."""
     watcher = watch.current()
     if watcher is None or watcher.is_paused:
         return run(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The words for what holds a tensor: a local, a global, a closure, an attribute, and its line.
+"""Describes what holds a tensor: a local, a global, a closure or an attribute, with its line.
 
-In: the holder and what it holds. Out: a text such as `list `losses` (train.py:12)`. The line is
-that of the first assignment to the name in the source, found by parsing the file, if it is there.
+In: the holder and what it holds. Out: a text such as "list `losses` (train.py:12)". The line is
+that of the first assignment to the name, found by parsing the source file, if there is one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowtide.tools.profiler.referrers import Above
 
 
 def in_module(module: Any, name: str, words: str) -> str:
-    """A global."""
+    """Describe a global. `words`: the kind of object, "" for the tensor itself."""
     file = str(getattr(module, "__file__", None) or "")
     kind = words or "global "
     where = f" of {module.__name__}" if module.__name__ != "__main__" else ""
@@ -27,7 +27,7 @@ def in_module(module: Any, name: str, words: str) -> str:
 
 
 def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
-    """The names that a frame has for `held`: locals, and closures that it reads."""
+    """Describe the names of `held` in a frame: locals, and variables of closures."""
     if frame.f_code.co_name == "<module>":  # its locals are the globals
         if frame.f_globals.get("__name__") is None:
             return []
@@ -46,8 +46,10 @@ def in_frame(frame: types.FrameType, held: Any, words: str) -> list[str]:
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """A copy of a frame's locals. Before Python 3.13 asking makes a dict that stays with the frame,
-    and would keep what is in it alive: it is emptied, unless the user has asked for it before."""
+    """Return a copy of a frame's locals.
+
+    Before Python 3.13 `f_locals` makes a dict that stays with the frame and keeps its values alive.
+    It is emptied here, unless it existed before."""
     if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
     before = gc.get_referents(frame)
@@ -61,7 +63,7 @@ def locals_of(frame: types.FrameType) -> dict[str, Any]:
 def in_closure(
     cell: types.CellType, words: str, above: Above
 ) -> list[tuple[types.FunctionType, str]]:
-    """The functions that hold a cell, and the name that it has in them."""
+    """Return the functions whose closure has this cell, and a text with its name in each."""
     texts: list[tuple[types.FunctionType, str]] = []
     for closure in above.of(cell):
         if not isinstance(closure, tuple):
@@ -82,12 +84,12 @@ def _index(cells: tuple[types.CellType, ...] | None, cell: types.CellType) -> in
 
 
 def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
-    """A module, class or function that has `held` as an attribute or a default argument."""
+    """Describe a module, class or function with `held` as an attribute or a default argument."""
     if isinstance(owner, types.ModuleType):
         return [in_module(owner, k, words) for k, v in list(vars(owner).items()) if v is held]
     if isinstance(owner, types.FunctionType):
         if held is owner.__defaults__:
-            inner = words.removesuffix("tuple ")  # their tuple says nothing to the user
+            inner = words.removesuffix("tuple ")  # the tuple of defaults means nothing to users
             return [f"{inner}default argument of {owner.__qualname__}"]
         if held is owner.__kwdefaults__:
             return [f"{words.removesuffix('dict ')}default argument of {owner.__qualname__}"]
@@ -98,7 +100,7 @@ def in_class(owner: Any, held: Any, words: str) -> list[str] | None:
 
 
 def error_of(frame: types.FrameType, above: Above) -> BaseException | None:
-    """The exception whose traceback keeps a frame alive."""
+    """Return the exception whose traceback keeps a frame alive; None if there is none."""
     for trace in above.of(frame):
         if not isinstance(trace, types.TracebackType):
             continue
@@ -116,7 +118,7 @@ def error_of(frame: types.FrameType, above: Above) -> BaseException | None:
 
 
 def kind_of(thing: Any) -> str:
-    """The class of an object by name."""
+    """Return the name of an object's class."""
     return type(thing).__qualname__
 
 
@@ -132,7 +134,8 @@ def _short(file: str) -> str:
 
 
 def _enclosing(file: str, first_line: int) -> int:
-    """The line of the `def` that begins at `first_line`, decorators counted; 0 for a module."""
+    """Return the line of the `def` whose first line, with decorators, is `first_line`; 0 for a
+    module."""
     return _functions(file).get(first_line, 0) if first_line else 0
 
 
@@ -157,7 +160,7 @@ def _functions(file: str) -> dict[int, int]:
 
 @functools.cache
 def _assignments(file: str) -> dict[tuple[str, int], int]:
-    """(name, line of the enclosing def or 0) → line of the first assignment."""
+    """Return the lines of first assignments by (name, line of the enclosing def or 0)."""
     found: dict[tuple[str, int], int] = {}
 
     def visit(node: ast.AST, inside: int) -> None:

@@ -1,6 +1,6 @@
-"""Finds what holds a tensor: a path from it to something that has a name.
+"""Finds what holds a tensor: a chain of referrers from it to an object that has a name.
 
-In: tensors that are alive. Out: texts, the most direct first:
+In: live tensors. Out: texts, the most direct first:
 
     local `x` of step (train.py:30)          list `losses` (train.py:12)
     attribute `cache` of Net                 NumPy array in list `history` (train.py:9)
@@ -8,9 +8,9 @@ In: tensors that are alive. Out: texts, the most direct first:
     local `h` of step (train.py:31), kept by the traceback of ValueError
     saved for backward by MulBackward0, whose graph hangs on list `losses` (train.py:12)
 
-Found by walking from referrer to referrer upwards until something has a name: a module's
-global, a frame's local, an object's attribute, a closure. What autograd saved has no Python
-referrer; the graphs of all live tensors are searched for it.
+The search goes from referrer to referrer until one has a name: a module's global, a frame's local,
+an object's attribute, a closure. A tensor that autograd saved has no Python referrer; the graphs of
+all live tensors are searched for it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ _MAX_NODES = 20_000
 
 
 class Holders:
-    """The holders of what is alive, for use in a `with`: it refers to what it found until then."""
+    """The holders of live tensors, for use in a `with`: it refers to what it found until the
+    end."""
 
     def __init__(self, found: Found) -> None:
         tensors = [t for refs in found.values() for t in _still(refs)]
@@ -70,11 +71,11 @@ class Holders:
         self._arrays = None
 
     def of(self, allocation: Allocation) -> tuple[str, ...]:
-        """Texts; empty if nothing was found."""
+        """Return texts; none if no holder was found."""
         texts: list[str] = []
         for tensor in _still(self._found.get(allocation.born, ())):
             texts += holders_of(tensor, self._above)
-            base = base_of(tensor)  # a view keeps its base, and the base the memory
+            base = base_of(tensor)  # a view keeps its base alive
             if base is not None and not texts:
                 texts += [f"view of it: {text}" for text in holders_of(base, self._above)]
         if not texts:
@@ -97,7 +98,8 @@ class Holders:
         return [f"saved for backward by {found[0]}{hangs}"]
 
     def _in_arrays(self, allocation: Allocation) -> list[str]:
-        """NumPy arrays lie in a tensor's memory, and the garbage collector does not know them."""
+        """Describe NumPy arrays over a tensor's memory: the garbage collector does not track
+        them."""
         tensors = {id(t) for t in _still(self._found.get(allocation.born, ()))}
         if not tensors:
             return []
@@ -112,7 +114,7 @@ class Holders:
 
 
 def _arrays_of_tensors() -> list[tuple[int, Any]]:
-    """Every array that lies in a tensor's memory, after the id of that tensor."""
+    """Return (id of the tensor, array) for every array over a tensor's memory."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -134,18 +136,19 @@ def _arrays_of_tensors() -> list[tuple[int, Any]]:
 
 
 def _still(refs: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
-    """Those that are alive; a handle that a dispose scope has emptied holds nothing."""
+    """Return the tensors that are alive and not disposed."""
     tensors = [tensor for ref in refs if (tensor := ref()) is not None]
     return [tensor for tensor in tensors if not is_gone(tensor)]
 
 
 def holders_of(thing: Any, above: Above, *, follow_closures: bool = True) -> list[str]:
-    """Everything with a name that holds `thing`, over at most six objects in between. A closure
-    that may be one of many is told with what holds its function, unless not to be followed."""
+    """Describe everything with a name that holds `thing`, over at most six objects in between.
+
+    `follow_closures`: for a closure of a nested function, say what holds that function, too."""
     found: list[str] = []
     running = _running_frames()
     seen = {id(thing)}
-    # Each with the words for what lies between it and the tensor.
+    # (object, description of the innermost container between it and the tensor)
     level: list[tuple[Any, str]] = [(thing, "")]
     for _ in range(_MAX_DEPTH):
         next_level: list[tuple[Any, str]] = []
@@ -170,7 +173,8 @@ def holders_of(thing: Any, above: Above, *, follow_closures: bool = True) -> lis
 def _named(
     referrer: Any, held: Any, words: str, above: Above, follow_closures: bool
 ) -> list[str] | None:
-    """Texts if `referrer` has a name for `held`; None to look further up; [] for a dead end."""
+    """Return texts if `referrer` has a name for `held`; None to search its referrers; [] to
+    stop."""
     if isinstance(referrer, types.FrameType):
         return _in_left_frame(referrer, in_frame(referrer, held, words), above)
     if isinstance(referrer, types.CellType):
@@ -196,7 +200,7 @@ def _with_holder(function: types.FunctionType, text: str, above: Above) -> str:
 
 
 def _in_left_frame(frame: types.FrameType, texts: list[str], above: Above) -> list[str]:
-    """A frame that runs no more is alive because an exception is: that one is told, too."""
+    """Add the exception, if any, whose traceback keeps a finished frame alive."""
     error = error_of(frame, above) if texts else None
     if error is None:
         return texts
@@ -232,14 +236,14 @@ def _names_in(namespace: Any, held: Any) -> list[str]:
 
 
 def _words(referrer: Any, words: str) -> str:
-    """The innermost container is named, what lies around it is not: `list `."""
+    """Return the kind of the innermost container, such as `list `."""
     if words or isinstance(referrer, types.MethodType | types.CellType):
         return words
     return f"{type(referrer).__name__} "
 
 
 def _running_frames() -> list[types.FrameType]:
-    """The frames of all threads that are not the profiler's own."""
+    """Return the running frames of all threads, without the profiler's own."""
     frames: list[types.FrameType] = []
     for innermost in frames_of_threads().values():
         frame: types.FrameType | None = innermost
@@ -251,13 +255,13 @@ def _running_frames() -> list[types.FrameType]:
 
 
 def _saved_tensors() -> dict[tuple[str, int], tuple[str, Any]]:
-    """What autograd saved, by its place in memory: the node, and a tensor that leads to it.
+    """Return (name of the node, tensor of the graph) of each saved tensor, by device and address.
 
-    Reading what a node saved runs the hooks of `saved_tensors_hooks`, if it has any."""
+    Reading a node's saved tensors runs the hooks of `saved_tensors_hooks`, if it has any."""
     saved: dict[tuple[str, int], tuple[str, Any]] = {}
     seen: set[Any] = set()
     roots = [(root, t) for t in live_tensors() if (root := _graph_of(t)) is not None]
-    # The latest first: what it leads to is its graph, and not that of a result in between.
+    # The latest first, so that a node is listed under the final result of its graph.
     roots.sort(key=lambda pair: -sequence_number(pair[0]))
     for root, tensor in roots:
         for node in _nodes(root, seen):

@@ -1,10 +1,10 @@
-"""Tensors that outlive the step that made them, and what holds them.
+"""Finds tensors that outlive the step that made them, and what holds them.
 
-In: a timeline with steps. Out: `Leak`s, the largest first: one for each place that leaves any.
+In: a timeline with steps. Out: `Leak`s, the largest first, one for each place in the source.
 
-A tensor of the last step may be in use still; so may what the first step made for all others: the
-state of an optimizer, buffers, caches. So a place leaks if what it made in a step before the last
-is alive, and either two steps or more left something, or the first did not.
+Tensors of the last step may still be in use. Tensors of the first step may be for all steps: the
+state of an optimizer, buffers, caches. So a place leaks if tensors that it made before the last
+step are alive, unless all of them are from the first step.
 
     train.py:14 aten::sum: 396 bytes in 99 tensors of 99 steps   held by list `losses` (train.py:12)
 """
@@ -21,15 +21,16 @@ from lowtide.tools.profiler.holders import Holders
 from lowtide.tools.profiler.records import Allocation, Place
 from lowtide.tools.profiler.timeline import Timeline
 
-_LOOKED_AT = 3  # tensors of a place whose holders are searched
+_SAMPLES = 3  # tensors of a place whose holders are searched
 _CYCLE = "a reference cycle that waits for the garbage collector"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """What one place left: `count` tensors (pieces of memory) of `steps` together `nbytes`.
+    """The tensors that one place left: `count` allocations of `nbytes` together.
 
-    `steps` counts from 0; `holders` are of some of the tensors, the most direct first."""
+    `steps`: in which they were made, from 0. `holders`: of some of the tensors, the most direct
+    first."""
 
     op: str
     source: str
@@ -46,12 +47,12 @@ class Leak:
         many = "tensor" if self.count == 1 else "tensors"
         when = f"step {self.steps[0]}" if len(self.steps) == 1 else f"{len(self.steps)} steps"
         what = f"{self.source or '?'} {self.op}: {format_bytes(self.nbytes)} in {self.count} {many}"
-        by = "; ".join(self.holders) or "nothing that Python knows: autograd or a library"
+        by = "; ".join(self.holders) or "no Python object: autograd or a library"
         return f"{what} of {when}, held by {by}"
 
 
 def find_leaks(timeline: Timeline, tensors: Callable[[Sequence[Allocation]], Found]) -> list[Leak]:
-    """All leaks. `tensors` finds the Python tensors in allocations."""
+    """Return all leaks. `tensors`: finds the Python tensors in allocations."""
     ended = len(timeline.step_ends_ns)
     groups: dict[tuple[str, str, Place], list[Allocation]] = {}
     for allocation in timeline.alive():
@@ -74,16 +75,17 @@ def find_leaks(timeline: Timeline, tensors: Callable[[Sequence[Allocation]], Fou
 
 
 def _sample(group: list[Allocation]) -> list[Allocation]:
-    """The largest; of each size one first, for others of the same size are likely held alike."""
+    """Return the largest allocations, of different sizes first: equal ones likely have the same
+    holder."""
     ordered = sorted(group, key=lambda a: -a.nbytes)
     firsts = {a.nbytes: a.born for a in reversed(ordered)}
-    return sorted(ordered, key=lambda a: firsts[a.nbytes] != a.born)[:_LOOKED_AT]
+    return sorted(ordered, key=lambda a: firsts[a.nbytes] != a.born)[:_SAMPLES]
 
 
 def _holders_of(sample: list[Allocation], found: Found, holders: Holders) -> tuple[str, ...]:
     texts = dict.fromkeys(text for a in sample for text in holders.of(a))
     if not texts and any(a.born in found for a in sample) and not _is_any_alive(sample, found):
-        return ("nothing any more: freed since the profile ended",)
+        return ("nothing: freed since the profile ended",)
     return tuple(texts)
 
 

@@ -1,4 +1,9 @@
-"""Names of modules: in: a module that is called inside another. Out: its dotted path."""
+"""Names of modules.
+
+In: a module that is called inside another. Out: its dotted path.
+
+    paths.path("Net", net.encoder[0])      "Net.encoder.0"
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,14 @@ import torch
 
 
 class ModulePaths:
-    """The dotted names of modules below the outermost one that was called: `Net.encoder.0`."""
+    """The dotted names of modules, relative to the outermost one that is called."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._names: dict[int, str] = {}  # of all modules below the outermost
 
     def path(self, caller: str, module: torch.nn.Module) -> str:
-        """The name of `module`, called inside the one named `caller`, "" if inside none."""
+        """Return the name of `module`. `caller`: the name of the calling module, "" if none."""
         key = (caller, id(module))
         known = self._known.get(key)
         if known is not None and known[0]() is module:

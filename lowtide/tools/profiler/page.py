@@ -1,7 +1,7 @@
-"""The report as one page: a template, its style and script, and the profile as JSON in it.
+"""Writes a profile as one HTML page: a template with its style, its script and the data as JSON.
 
-In: a timeline, rows, and what is live at the peak. Out: an HTML file that loads nothing else.
-The curve is thinned to 20,000 points, of each stretch the least and the most.
+In: a timeline, rows, and what is live at the peak. Out: a file that loads no other file. The curve
+is thinned to 20,000 points, which keep its minima and maxima.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def write_page(
     remarks: Sequence[str],
     path: str | PathLike[str],
 ) -> None:
-    """Writes the page to `path`. `holders`: who holds an allocation, by its birth."""
+    """Write the page to `path`. `holders`: texts on what holds an allocation, by its `born`."""
     numbers = {(row.op, row.phase, row.source, row.module): i for i, row in enumerate(rows)}
     data = {
         "main_device": timeline.main_device(),
@@ -110,7 +110,7 @@ def _thin(curve: Curve) -> tuple[list[int], list[int]]:
 def _rows_at(
     timeline: Timeline, device: str, times_ns: Sequence[int], numbers: dict[Any, int]
 ) -> list[int]:
-    """For each time the row of the latest allocation, -1 before the first."""
+    """Return the row of the latest allocation at each time, -1 before the first."""
     found: list[int] = []
     ours = [a for a in timeline.allocations if a.device == device]
     at = -1
@@ -126,7 +126,8 @@ def _rows_at(
 
 
 def _phases(operators: Sequence[Operator], end_ns: int) -> list[tuple[int, int, str]]:
-    """LoopChunks of time in one phase; operators closer than a 2000th of the run are joined."""
+    """Return (begin, end, phase) of spans of time in one phase. Gaps of less than a 2000th of the
+    run are closed."""
     near_ns = end_ns // 2000
     phases: list[tuple[int, int, str]] = []
     for operator in operators:

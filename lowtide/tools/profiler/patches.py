@@ -1,13 +1,13 @@
 """Patches of PyTorch and Python during a profile.
 
-    nn.Module.__call__              to know the module of an operator
-    threading.Thread.start          to follow threads
-    the work of a ThreadPoolExecutor to follow threads that were started before
-    the start of PyTorch's profiler to refuse it: it would end the recording that this one uses
-    dynamo's switch                 to stop watching inside what torch.compile compiled: its guards
-                                    would see the mode, and compile everything again
+    nn.Module.__call__                to know the module of an operator
+    threading.Thread.start            to follow threads
+    the work of a ThreadPoolExecutor  to follow threads that were started earlier
+    the start of PyTorch's profiler   to refuse it: it would end the recording that this one uses
+    Dynamo's set_eval_frame           to remove the mode inside code that torch.compile compiled:
+                                      its guards would see the mode, and recompile
 
-Most are private to PyTorch or Python; where a version lacks them, they are left out.
+Most of these names are private; one that a version lacks is not patched.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from lowtide.torch_private.profiler import STARTERS
 
 
 class Patches:
-    """Replaced attributes and what they were."""
+    """Replaced attributes and their old values."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """`owner.name = make(old)`, `old` as it stands there; nothing if there is no such name."""
+        """Set `owner.name` to `make(old)`; do nothing if `owner` does not define the name."""
         if name in vars(owner):
-            old = owner.__dict__[name]  # got from its class, a method may be bound
+            old = owner.__dict__[name]  # unbound
             new = make(old)
             setattr(owner, name, new)
             self._before.append((owner, name, old, new))
 
     def undo(self) -> None:
-        """Everything as it was, the last first; what somebody else has put around ours since, as a
-        first dispose scope does, stays, with ours inside: it does nothing without a profile."""
+        """Restore everything, the last first. If other code has wrapped the replacement since, as
+        the first dispose scope does, it stays: without a profile it does nothing."""
         while self._before:
             owner, name, old, new = self._before.pop()
             if vars(owner).get(name) is new:
@@ -53,8 +53,8 @@ class Patches:
 def apply(
     start_thread: Callable[[threading.Thread], None], followed: Callable[[Callable[[], Any]], Any]
 ) -> Patches:
-    """All of them. `start_thread` is called with each thread about to start, `followed` with
-    each piece of work of a thread that may have run before."""
+    """Apply all patches. `start_thread`: called with each thread that is about to start.
+    `followed`: called with each work item of a thread pool."""
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
@@ -102,14 +102,14 @@ def _refused(old: Any) -> Any:
     @functools.wraps(old)
     def refuse(*_: Any, **__: Any) -> None:
         raise LowtideError(
-            "lt.profile() is running, and uses PyTorch's own profiler: start that one outside of it"
+            "lt.profile() is running and uses PyTorch's profiler: run the other one outside of it"
         )
 
     return refuse
 
 
 def _patching_compile(patches: Patches, old: Any) -> Any:
-    """torch.compile, which loads dynamo: what it makes then finds the switch replaced."""
+    """Patch Dynamo as soon as torch.compile has imported it."""
 
     @functools.wraps(old)
     def compile(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +126,8 @@ def _patch_dynamo(patches: Patches) -> None:
 
 
 def _switch(old: Any) -> Any:
-    """Called on entering compiled code and on leaving it, by the same frame; by others between."""
+    """Dynamo calls it when it enters and leaves compiled code, from the same frame, and from others
+    in between."""
     if hasattr(old, "lowtide_before"):
         return old
 

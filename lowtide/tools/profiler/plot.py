@@ -1,6 +1,6 @@
-"""The timeline as a picture, by matplotlib: live bytes over time, the peak, steps, largest pieces.
+"""Plots a timeline by matplotlib: live bytes over time, the peak, steps, the largest allocations.
 
-In: a timeline. Out: a file whose ending says the format: `.png`, `.svg`, `.pdf`.
+In: a timeline. Out: a file, whose suffix gives the format: `.png`, `.svg`, `.pdf`.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from lowtide.tables import format_bytes
 from lowtide.tools.profiler.records import Allocation
 from lowtide.tools.profiler.timeline import Curve, Timeline, thinned
 
-_MOST_POINTS = 8_000  # the picture is some 1,000 pixels wide
-_NAMED = 5  # places that are drawn in colour, with a line in the legend
+_MOST_POINTS = 8_000  # the picture is about 1,500 pixels wide
+_NAMED = 5  # places in colour, with an entry in the legend
 _MIB = 1 << 20
 _ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_picture(path: str | PathLike[str]) -> None:
-    """Raises LowtideError if `plot_timeline` could not draw into `path`: its ending says no format,
-    or matplotlib is missing."""
+    """Raise LowtideError if `path` has another suffix, or matplotlib is missing."""
     if os.path.splitext(path)[1].lower() not in _ENDINGS:
         endings = ", ".join(_ENDINGS)
-        raise LowtideError(f"{os.fspath(path)!r} must end in {endings}: that says the format")
+        raise LowtideError(f"{os.fspath(path)!r} must end in {endings}: the suffix is the format")
     if importlib.util.find_spec("matplotlib") is None:
         raise LowtideError("this needs matplotlib: pip install 'lowtide[profile]'")
 
 
 def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
-    """Draws the device with the highest peak. Needs matplotlib; opens no window."""
+    """Draw the device with the highest peak. Needs matplotlib; opens no window."""
     figures: Any = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.add_subplot()
@@ -59,7 +58,7 @@ def plot_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
 
 
 def _draw_places(axes: Any, timeline: Timeline, device: str, curve: Curve) -> None:
-    """The places with the most bytes at the peak: what each has live over time, stacked."""
+    """Draw the live bytes of the places with the most bytes at the peak, stacked."""
     at_peak: dict[str, int] = {}
     for a in timeline.live_at(curve.peak_order, device):
         at_peak[_place(a)] = at_peak.get(_place(a), 0) + a.nbytes

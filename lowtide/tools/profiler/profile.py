@@ -1,6 +1,6 @@
 """`lt.profile()`: what every operator allocates, from which line, and what is live at the peak.
 
-In: any PyTorch code. Out: a `Profile`, to be asked while it runs or after.
+In: any PyTorch code. Out: a `Profile`, which can be read while it runs and afterwards.
 
     with lt.profile() as prof:
         loss = model(x).sum()
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from lowtide.tools.profiler.leaks import Leak
 
-_MOST_ASKED = 50  # pieces whose holders are looked for: the largest
+_MOST_SEARCHED = 50  # allocations whose holders are searched: the largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """A piece of memory that is live at the peak. `holders` says who holds it still, empty where
-    it was freed since or nothing was found; `module`, `shape` and `dtype` may be unknown."""
+    """An allocation that is live at the peak. `holders`: what holds it now; empty if it was freed
+    since, or nothing was found. `module`, `shape` and `dtype` may be unknown: "", None, ""."""
 
     nbytes: int
     op: str
@@ -61,31 +61,31 @@ class Live:
 
 
 class Profile:
-    """A profile, running between `with` and its end; see the module's text."""
+    """A profile of the code inside a `with` block; see the module's text."""
 
     def __init__(self) -> None:
         self._session: Session | None = None
         self._has_begun = False
         self._timeline = Timeline()
-        self._waiting: list[Any] = []  # captures that nobody asked for yet
+        self._waiting: list[Any] = []  # captures that are not in the timeline yet
         self._rows: list[Row] | None = None
         self._alive: alive.Snapshot | None = None
         self._remarks: list[str] = []
 
-    # -- from begin to end --
+    # -- begin and end --
 
     def __enter__(self) -> Self:
         if self._has_begun:
-            raise LowtideError("a profile runs once; make another with lt.profile()")
+            raise LowtideError("a profile can run only once; make another with lt.profile()")
         self._begin()
         self._has_begun = True
         return self
 
     def __del__(self) -> None:
-        # One that was begun by hand and is gone stands in no other's way.
+        # A profile that was entered by hand and never left must not block the next one.
         session = getattr(self, "_session", None)
         if session is not None:
-            with contextlib.suppress(Exception):  # another thread's, or Python ends
+            with contextlib.suppress(Exception):  # on another thread, or at Python's end
                 session.stop()
 
     def __exit__(
@@ -98,10 +98,13 @@ class Profile:
         self._alive = alive.snapshot()
 
     def step(self) -> None:
-        """Marks the end of a training step; see `leaks`. On the thread that profiles."""
+        """Mark the end of a training step; see `leaks`. Call it on the thread that began the
+        profile.
+
+        Raises LowtideError if the profile does not run."""
         if self._session is None:
             raise LowtideError(
-                "prof.step() marks a step of a running profile; this one runs no more"
+                "prof.step() marks a step of a running profile; call it inside `with`"
             )
         self._session.mark(watch.STEP)
 
@@ -113,18 +116,18 @@ class Profile:
     def _end(self) -> None:
         if self._session is not None:
             capture = self._session.stop()
-            self._session = None  # not before: on another thread it is refused, and runs on
+            self._session = None  # not before: `stop` raises on another thread
             self._remarks += [r for r in capture.remarks if r not in self._remarks]
             self._waiting.append(capture)
             self._rows = None
 
     def _read(self) -> Timeline:
-        """Everything up to now; a running profile is interrupted for it."""
+        """Return the timeline up to now; a running profile is stopped and started again."""
         if not self._has_begun:
             raise LowtideError("nothing was profiled: write `with lt.profile() as prof:`")
         is_running = self._session is not None
-        # Many small objects are made, and between two recordings nobody sees what is freed.
-        with quiet_gc(collect=False):  # leaks() tells what waits in cycles
+        # This makes many objects, and a collection between two recordings would go unseen.
+        with quiet_gc(collect=False):  # leaks() reports reference cycles
             if is_running:
                 self._end()
             try:
@@ -139,8 +142,8 @@ class Profile:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were live at once of those allocated since the profile began; on the
-        device where that is most, see `peaks`."""
+        """The peak of the bytes allocated since the profile began, on the device where it is
+        highest; see `peaks`."""
         return max(self.peaks.values(), default=0)
 
     @property
@@ -150,19 +153,21 @@ class Profile:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What could not be seen, in words; empty if everything was."""
+        """Texts on what could not be recorded; empty if everything was."""
         self._read()
         return tuple(self._remarks)
 
     def rows(self, sort_by: str = "self_bytes") -> list[Row]:
-        """All operators, by line, module and phase. Raises LowtideError for an unknown column."""
+        """Return a row for each operator, line, module and phase. Raises LowtideError for an
+        unknown column."""
         timeline = self._read()
         if self._rows is None:
             self._rows = make_rows(timeline)
         return sort_rows(self._rows, sort_by)
 
     def live_at_peak(self, device: str | None = None) -> list[Live]:
-        """What is live at the peak, the largest first; its bytes add up to `peak_bytes`."""
+        """Return what is live at the peak of a device (by default the one with the highest), the
+        largest first. The bytes add up to the peak."""
         timeline = self._read()
         name = timeline.main_device() if device is None else device
         curve = timeline.curves.get(name)
@@ -175,18 +180,19 @@ class Profile:
     def _holders(self, live: Sequence[Allocation]) -> dict[int, tuple[str, ...]]:
         from lowtide.tools.profiler.holders import Holders
 
-        found = self._tensors([a for a in live if a.freed is None])
-        asked = [a for a in live if a.freed is None][:_MOST_ASKED]
-        with Holders({a.born: found.get(a.born, []) for a in asked}) as holders:
-            return {a.born: holders.of(a) for a in asked}
+        alive = [a for a in live if a.freed is None]
+        found = self._tensors(alive)
+        searched = alive[:_MOST_SEARCHED]
+        with Holders({a.born: found.get(a.born, []) for a in searched}) as holders:
+            return {a.born: holders.of(a) for a in searched}
 
     def leaks(self) -> list[Leak]:
-        """Memory that outlived the step it was made in, and who holds it; see `Leak`.
+        """Return the memory that outlived the step that allocated it, and what holds it; see
+        `Leak`.
 
-        Reported is what was made in a step before the last and is alive now, from lines that leave
-        something behind step after step, or that did so after the first step. What only the first
-        step made (the state of an optimizer, caches) is not. Raises LowtideError unless
-        `prof.step()` was called at least twice."""
+        Lists allocations of steps before the last that are alive now. A line that left memory only
+        in the first step (the state of an optimizer, caches) is not listed. Raises LowtideError
+        unless `prof.step()` was called at least twice."""
         from lowtide.tools.profiler.leaks import find_leaks
 
         timeline = self._read()
@@ -197,27 +203,30 @@ class Profile:
         return find_leaks(timeline, self._tensors)
 
     def _tensors(self, allocations: Sequence[Allocation]) -> alive.Found:
-        """The tensors in what is alive. After the end only those that were there at the end: their
-        memory may have been given to others since."""
+        """Return the tensors in live allocations. After the profile's end: those of that moment,
+        since their memory may have been reused."""
         tensors = self._alive if self._alive is not None else alive.snapshot()
         return alive.find_tensors(allocations, tensors)
 
-    # -- how it is shown --
+    # -- output --
 
     def table(self, sort_by: str = "self_bytes", row_limit: int = 10) -> str:
-        """The first `row_limit` rows as text, under a line with the peak; -1 for all rows."""
+        """Return the first `row_limit` rows as text, -1 for all, below a line with the peak."""
         return table_text(self.rows(sort_by), row_limit, self.peak_bytes, self.remarks)
 
     def __str__(self) -> str:
         return self.table()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """All rows as a data frame. Needs pandas: `pip install 'lowtide[profile]'`."""
-        pandas = _extra("pandas")
+        """Return all rows as a data frame. Raises LowtideError if pandas is missing."""
+        try:
+            import pandas
+        except ImportError as fault:
+            raise LowtideError("this needs pandas: pip install 'lowtide[profile]'") from fault
         return pandas.DataFrame(as_dicts(self.rows()), columns=list(COLUMNS))
 
     def to_dict(self, sort_by: str = "self_bytes", row_limit: int = -1) -> dict[str, Any]:
-        """Peak, rows and what is live at the peak, ready for JSON."""
+        """Return the peak, the rows and what is live at the peak, for JSON."""
         rows = self.rows(sort_by)
         live = [dataclasses.asdict(one) for one in self.live_at_peak()]
         return {
@@ -229,16 +238,16 @@ class Profile:
         }
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Memory over time as a PNG, SVG or PDF, by the ending of `path`. Needs matplotlib.
+        """Write memory over time as a PNG, SVG or PDF, by the suffix of `path`.
 
-        Raises LowtideError for another ending, or if matplotlib is missing."""
+        Raises LowtideError for another suffix, or if matplotlib is missing."""
         from lowtide.tools.profiler.plot import check_picture, plot_timeline
 
         check_picture(path)
         plot_timeline(self._read(), path)
 
     def html(self, path: str | PathLike[str]) -> None:
-        """One page that needs no other file: memory over time, and tables that sort."""
+        """Write one HTML page: memory over time, and tables that can be sorted."""
         from lowtide.tools.profiler.page import write_page
 
         timeline = self._read()
@@ -247,18 +256,18 @@ class Profile:
         write_page(timeline, self.rows(), self._holders(live), self.remarks, path)
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
-        """JSON for chrome://tracing or ui.perfetto.dev: operators, and memory as a counter."""
+        """Write JSON for chrome://tracing or ui.perfetto.dev: operators, and live bytes."""
         from lowtide.tools.profiler.chrome import write_trace
 
         write_trace(self._read(), path)
 
 
 def profile() -> Profile:
-    """`with lt.profile() as prof:` records every operator and allocation inside; see `Profile`.
+    """Return a profile: `with lt.profile() as prof:` records every operator and allocation inside.
 
-    One at a time in a process, and not beside torch.profiler. Python threads that are started
-    inside are followed, and work that a ThreadPoolExecutor does; other threads that ran before are
-    not."""
+    One profile runs at a time in a process, and not while torch.profiler runs. Python threads that
+    start inside are recorded, and the work of a ThreadPoolExecutor; other earlier threads are not.
+    """
     return Profile()
 
 
@@ -274,12 +283,3 @@ def _live(allocation: Allocation, holders: tuple[str, ...]) -> Live:
         device=allocation.device,
         holders=holders,
     )
-
-
-def _extra(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as fault:
-        raise LowtideError(f"this needs {module}: pip install 'lowtide[profile]'") from fault

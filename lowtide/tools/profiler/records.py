@@ -1,6 +1,8 @@
-"""What a profile consists of: operators and allocations, each with the place that caused it.
+"""The records of a profile: operators and allocations, each with the source line that caused it.
 
-In: nothing. Out: plain records. Times are nanoseconds from the start of the profile.
+Times are nanoseconds from the start of the profile.
+
+    Place("train.py", 12, "Net.encoder").source      "train.py:12"
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 class Place(NamedTuple):
-    """A line of the user's, and the dotted path of the module whose forward it was called in."""
+    """A line of the user's code, and the dotted path of the module in whose forward it ran."""
 
     file: str = ""
     line: int = 0
@@ -20,7 +22,7 @@ class Place(NamedTuple):
 
     @property
     def source(self) -> str:
-        """`file:line`, or "" where it is not known."""
+        """`file:line`, "" if unknown."""
         return f"{self.file}:{self.line}" if self.file else ""
 
 
@@ -29,7 +31,7 @@ NOWHERE = Place()
 
 @dataclass(slots=True, kw_only=True)
 class Operator:
-    """One call of an operator as the user or autograd made it; what it calls itself is in it."""
+    """A call of an operator by the user's code or by autograd, with the operators inside it."""
 
     name: str
     phase: str
@@ -37,7 +39,7 @@ class Operator:
     thread: int
     begin_ns: int
     end_ns: int
-    self_ns: int  # without the operators that have records of their own
+    self_ns: int  # without operators that have their own records
     allocated_bytes: int = 0
     freed_bytes: int = 0
     step: int = 0
@@ -45,10 +47,10 @@ class Operator:
 
 @dataclass(slots=True, kw_only=True)
 class Allocation:
-    """A piece of memory from its birth to its end; `freed_ns` is None if it outlives the profile.
+    """An allocation. `freed_ns`, `freed`: None if it outlives the profile.
 
-    `born` and `freed` are places in the order of all events of memory, where times may be equal.
-    `shape` and `dtype` are the first tensor's that was seen to lie in it, "" and () if none was.
+    `born`, `freed`: positions in the order of all memory events, since times may be equal. `shape`,
+    `dtype`: of the first tensor that was seen in it; None and "" if none was.
     """
 
     nbytes: int

@@ -1,8 +1,10 @@
 """Finds referrers of objects, in few passes over the heap.
 
-In: objects. Out: `Above`: for each object on the way up, what refers to it. `gc.get_referrers`
-looks at every object of the process each time, so it is asked once a level for all objects of that
-level, and nothing is followed beyond what has a name of its own.
+In: objects. Out: `Above`: their referrers, the referrers of those, and so on. `gc.get_referrers`
+visits every object of the process, so it is called once for all objects of a level. Referrers of
+objects with a name are not searched.
+
+    above = Above([x]); above.of(x)      [the list that holds x]
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ from lowtide.cpython import frame_at
 
 _MAX_LEVELS = 12
 _MAX_OBJECTS = 20_000
-_open: set[int] = set()  # ids of what searches hold themselves
+_open: set[int] = set()  # ids of the containers of running searches
 _OWN = __name__.rpartition(".")[0]
-# Their holders say nothing more: they are found by name.
+# Objects with a name, whose referrers are of no interest.
 _ENDS = (types.ModuleType, types.BuiltinFunctionType, type)
 
 
 class Above:
-    """What refers to objects, and to that, and so on, up to what has a name."""
+    """The referrers of objects, level by level, up to objects that have a name."""
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self._parents: dict[int, list[Any]] = {}
-        self._keep: list[Any] = []  # so that ids stay theirs
+        self._keep: list[Any] = []  # so that ids are not reused
         self.module_dicts = {
             id(vars(module)): module
             for module in list(sys.modules.values())
@@ -44,11 +46,11 @@ class Above:
             level = self._expand(level)
 
     def of(self, thing: Any) -> list[Any]:
-        """What refers to `thing`, as far as it was followed."""
+        """Return the referrers of `thing` that were found."""
         return self._parents.get(id(thing), [])
 
     def close(self) -> None:
-        """Lets go of everything: what was found may refer back to this, and would stay."""
+        """Drop all references: the objects found may refer to this one, in a cycle."""
         self._parents.clear()
         self._keep.clear()
         _open.difference_update(self._ours)
@@ -84,12 +86,12 @@ class Above:
 
 
 def is_made_anew(function: types.FunctionType) -> bool:
-    """Whether there may be many of it, so that its name does not say who holds it."""
+    """Whether there may be many such functions, so that the name does not tell which one it is."""
     return "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether `thing` is a frame of the profiler's own."""
+    """Whether `thing` is a frame of the profiler."""
     if isinstance(thing, types.FrameType):
         return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
     return False

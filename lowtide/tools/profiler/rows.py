@@ -20,10 +20,10 @@ from lowtide.tools.profiler.timeline import Timeline
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """One operator called at one line, in one module, in one phase.
+    """The calls of one operator at one line, in one module and phase.
 
-    `self_bytes`: what it allocated, operators inside it included; `freed_bytes`: what was freed
-    while it ran; `peak_bytes`: what of its own was live at the peak.
+    `self_bytes`: allocated by it and the operators inside it. `freed_bytes`: freed while it ran.
+    `peak_bytes`: of its allocations, those live at the peak.
     """
 
     op: str
@@ -45,7 +45,7 @@ COLUMNS = tuple(Row.__slots__)
 
 
 def make_rows(timeline: Timeline) -> list[Row]:
-    """All rows, in the order in which the operators were first called."""
+    """Return all rows, in the order of the operators' first calls."""
     rows: dict[tuple[str, str, Place], Row] = {}
     for operator in timeline.operators:
         row = _row(rows, operator.name, operator.phase, operator.place)
@@ -77,9 +77,10 @@ def _row(rows: dict[tuple[str, str, Place], Row], op: str, phase: str, place: Pl
 
 
 def sort_rows(rows: Iterable[Row], sort_by: str) -> list[Row]:
-    """The most first; names from A to Z. Raises LowtideError for a name that is no column."""
+    """Return the rows sorted by a column: numbers from the largest down, names from A to Z. Raises
+    LowtideError for an unknown column."""
     if sort_by not in SORTS:
-        raise LowtideError(f"sort_by={sort_by!r} is no column; allowed are {', '.join(SORTS)}")
+        raise LowtideError(f"sort_by={sort_by!r} is not a column; allowed are {', '.join(SORTS)}")
     if sort_by in ("op", "module"):
         return sorted(rows, key=lambda row: getattr(row, sort_by))
     if sort_by == "source":
@@ -89,20 +90,22 @@ def sort_rows(rows: Iterable[Row], sort_by: str) -> list[Row]:
 
 
 def first_rows(rows: Sequence[Row], row_limit: int) -> Sequence[Row]:
-    """So many of them, -1 for all. Raises LowtideError for other negative numbers, and for what is
-    no whole number."""
+    """Return the first `row_limit` rows, -1 for all. Raises LowtideError for other negative numbers
+    and other types."""
     if type(row_limit) is not int or row_limit < -1:  # not True, which is 1
-        raise LowtideError(f"row_limit={row_limit!r} is no number of rows; write 10, or -1 for all")
+        raise LowtideError(
+            f"row_limit={row_limit!r} is not a number of rows; write 10, or -1 for all"
+        )
     return rows if row_limit < 0 else rows[:row_limit]
 
 
 def as_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Each row as `{"op": …, "calls": …, …}`."""
+    """Return each row as `{"op": …, "calls": …, …}`."""
     return [{name: getattr(row, name) for name in COLUMNS} for row in rows]
 
 
 def shape_text(allocation: Allocation) -> str:
-    """`float32[256, 2000]`, "" if no tensor was seen in it."""
+    """Return a text such as `float32[256, 2000]`, "" if no tensor was seen in the allocation."""
     if allocation.shape is None:
         return ""
     return f"{allocation.dtype}[{', '.join(map(str, allocation.shape))}]"

@@ -1,7 +1,7 @@
-"""Starts and stops a recording: PyTorch's events, the watchers of all threads, the patches.
+"""Starts and stops a recording: PyTorch's profiler, the watchers of all threads, the patches.
 
-In: nothing. Out: a `Capture`: the tree of events and each thread's notes, as they are. There is one
-session at a time in a process.
+In: nothing. Out: a `Capture`: PyTorch's tree of events, and each thread's notes. A process has at
+most one session at a time.
 
     session = Session(); session.start()
     ...
@@ -32,8 +32,8 @@ _activating = threading.Lock()
 
 @dataclass(kw_only=True)
 class Capture:
-    """What was recorded: `events` is PyTorch's tree; `arena` what the arena did on threads that
-    are not followed, as (time on the watchers' clock, address, bytes or, if freed, minus bytes)."""
+    """A recording. `events`: PyTorch's tree. `arena`: (time on the watchers' clock, address, bytes;
+    negative for a free) of arena events on threads that are not followed."""
 
     events: list[Any]
     watchers: list[watch.Watcher]
@@ -52,23 +52,23 @@ class Session:
         self._following: profiler.Following | None = None
         self._lock = threading.Lock()
         self._of_thread: dict[int, watch.ThreadWatcher] = {}
-        self._inside: Any = None  # an event around all that the thread does
+        self._inside: Any = None  # an event around everything that the thread does
         self._owner = 0
-        self._is_ending = False  # no thread is followed from then on
+        self._is_ending = False  # then no further thread is followed
 
     def start(self) -> None:
-        """Raises LowtideError if a profile runs already, or PyTorch's own profiler does."""
+        """Raise LowtideError if a profile, or PyTorch's own profiler, is running."""
         global _active
         with _activating:
             if _active is not None:
                 raise LowtideError(
-                    "a profile is running already: one `with lt.profile()` at a time"
+                    "a profile is already running: use one `with lt.profile()` at a time"
                 )
             try:
                 profiler.start_recording()
             except RuntimeError as fault:
                 raise LowtideError(
-                    "PyTorch's own profiler is running: lt.profile() needs it for itself"
+                    "PyTorch's own profiler is running: end it first, lt.profile() uses it"
                 ) from fault
             _active = self
         self._owner = threading.get_ident()
@@ -85,10 +85,13 @@ class Session:
         self._inside.__enter__()
 
     def stop(self) -> Capture:
-        """Everything as before the start. Raises LowtideError on another thread than `start`'s."""
+        """Restore everything and return the recording. Raises LowtideError on another thread than
+        that of `start`."""
         global _active
         if threading.get_ident() != self._owner:
-            raise LowtideError("a running profile is asked, and ended, on the thread that began it")
+            raise LowtideError(
+                "a running profile can be read and ended only on the thread that began it"
+            )
         try:
             if self._inside is not None:
                 self._inside.__exit__(None, None, None)
@@ -113,15 +116,15 @@ class Session:
         )
 
     def mark(self, name: str) -> None:
-        """Puts an event of no length into the recording of the thread that profiles."""
+        """Record an event without duration on the thread that began the profile."""
         self._watchers[0].mark(name)
 
     def _start_thread(self, thread: threading.Thread) -> None:
-        """Have `thread`, which is about to be started, followed from its first line."""
+        """Follow `thread`, which is about to start, from its first line."""
         thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
 
     def _followed(self, run: Callable[[], T]) -> T:
-        """`run()`, with this thread followed meanwhile."""
+        """Return `run()`; this thread is followed meanwhile."""
         watch.let_go()
         end = self._follow() if watch.current() is None else None
         try:
@@ -132,14 +135,14 @@ class Session:
             watch.let_go()
 
     def _follow(self) -> Callable[[], None] | None:
-        """Follow this thread from here on; what ends that, None if it cannot be."""
+        """Follow this thread. Returns a function that ends it; None if it cannot be followed."""
         following = self._following
         with self._lock:
             if self._is_ending or following is None or not following.can_follow:
                 return None
             thread = threading.get_native_id()
             watcher = self._of_thread.get(thread)
-            if watcher is None:  # one for all pieces of work of a thread: events are told by thread
+            if watcher is None:  # one for all work items of a thread: events have thread ids
                 watcher = self._of_thread[thread] = watch.ThreadWatcher(len(self._watchers))
                 self._watchers.append(watcher)
             watcher.has_stopped = False
@@ -149,7 +152,7 @@ class Session:
 
         def end() -> None:
             with self._lock:
-                # Where the profile has ended, nothing is recorded any more: `let_go` does the rest.
+                # If the profile has ended, nothing is recorded, and `let_go` does the rest.
                 if watch.current() is watcher and not watcher.has_ended:
                     watcher.stop()
                     watcher.on_end()
@@ -157,7 +160,7 @@ class Session:
         return end
 
     def _end_threads(self) -> None:
-        """Threads that run on are let go of: what they do is no longer recorded."""
+        """Stop recording threads that are still running."""
         deadline = time.monotonic() + _WAIT_FOR_THREADS_S
         with self._lock:
             self._is_ending = True
@@ -172,7 +175,7 @@ class Session:
                 self._remarks.append(f"thread {watcher.thread_name} was inside an operator")
 
     def _observe_arena(self, address: int, nbytes: int) -> None:
-        """The arena gave `nbytes` at `address` to a tensor, or got them back if negative."""
+        """Record an allocation of the arena, or a free if `nbytes` is negative."""
         watcher = watch.current()
         if watcher is not None:
             watcher.mark(f"{watch.ARENA}{nbytes} {address}")
@@ -181,11 +184,6 @@ class Session:
 
 
 def _leave(before: Any) -> None:
-    """This thread is followed no more; see `profiler.leave`."""
+    """End the recording of this thread; see `profiler.leave`."""
     profiler.leave(before)
     entrances.leave()
-
-
-def active() -> Session | None:
-    """The session that runs now."""
-    return _active

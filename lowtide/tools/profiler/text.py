@@ -1,6 +1,11 @@
 """A profile as text: the cells of its table.
 
-In: rows. Out: strings, of which `lowtide.tools.profile_command` makes its tables, too.
+In: rows. Out: strings. The command `lowtide profile` makes its tables of them, too.
+
+    table_text(rows, 10, peak_bytes, remarks)
+    peak 3.81 GiB (4,096,000,000 bytes)
+    op         phase    calls  self time  self bytes   at peak  module     source
+    aten::sub  forward      1    4.60 ms    3.81 GiB  3.81 GiB  Net.pairs  train.py:12
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ HEADERS = ("op", "phase", "calls", "self time", "self bytes", "at peak", "module
 
 
 def table_text(rows: Sequence[Row], row_limit: int, peak_bytes: int, remarks: Sequence[str]) -> str:
-    """The first `row_limit` rows under a line with the peak; -1 for all."""
+    """Return the first `row_limit` rows, -1 for all, below a line with the peak."""
     shown = first_rows(rows, row_limit)
     lines = [f"peak {format_bytes(peak_bytes)} ({peak_bytes:,} bytes)"]
     lines.append(plain_table(HEADERS, [cells(row) for row in shown], left_columns=2))
@@ -26,12 +31,12 @@ def table_text(rows: Sequence[Row], row_limit: int, peak_bytes: int, remarks: Se
 
 
 def cells(row: Row) -> list[str]:
-    """A row as the texts of a table under `HEADERS`."""
+    """Return the cells of a row, in the order of `HEADERS`."""
     return [
         row.op,
         row.phase,
         str(row.calls),
-        format_ms(row.self_time_ns),
+        format_ms(row.self_time_ns / 1e6),
         format_bytes(row.self_bytes),
         format_bytes(row.peak_bytes),
         row.module or "-",
@@ -40,7 +45,7 @@ def cells(row: Row) -> list[str]:
 
 
 def short_source(file: str, line: int) -> str:
-    """`train.py:12` for a file below the current folder or elsewhere; "-" if it is not known."""
+    """Return `train.py:12`, as a relative path if the file is near; "-" if it is unknown."""
     if not file:
         return "-"
     path = os.path.relpath(file) if os.path.isabs(file) else file

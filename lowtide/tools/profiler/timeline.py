@@ -1,10 +1,12 @@
-"""What is live when: memory events become allocations, a curve of live bytes, and the peak.
+"""Live bytes over time: turns memory events into allocations, a curve for each device, and the
+peak.
 
-In: memory events in order of time, piece by piece. Out: `Timeline`: allocations with birth and end,
-and per device the bytes live after each event.
+In: attributions, one after another. Out: `Timeline`: allocations with begin and end, and the bytes
+live after each event.
 
-What was allocated before the profile is not counted, nor is its end: `live_at(peak)` always adds up
-to the peak.
+    timeline.live_at(curve.peak_order, "cpu")      allocations, which add up to the peak
+
+Invariant: memory that was allocated before the profile is not counted, nor is its free.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from lowtide.tools.profiler.records import NOWHERE, Allocation, Operator
 
 @dataclass(slots=True)
 class Curve:
-    """Bytes live on one device after each of its events; the peak is at event `peak_order`."""
+    """Bytes live on one device after each of its events. `peak_order`: the event of the peak."""
 
     times_ns: list[int] = field(default_factory=list[int])
     live_bytes: list[int] = field(default_factory=list[int])
@@ -29,7 +31,7 @@ class Curve:
 
 
 class Timeline:
-    """Grows by one attribution after another; times count from the first one's beginning."""
+    """The allocations of all attributions; times count from the begin of the first."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -43,7 +45,7 @@ class Timeline:
         self._order = 0
 
     def add(self, found: Attribution) -> None:
-        """What was recorded after all that was added before."""
+        """Add the next attribution."""
         origin_ns = found.begin_ns if self._origin_ns is None else self._origin_ns
         self._origin_ns = origin_ns
         self.threads.update(found.threads)
@@ -61,7 +63,7 @@ class Timeline:
         self._add_shapes(first_new, ((t - origin_ns, *rest) for t, *rest in made))  # type: ignore[misc]
 
     def live_at(self, order: int, device: str) -> list[Allocation]:
-        """What is live on `device` after event `order`, the largest first."""
+        """Return what is live on `device` after event `order`, the largest first."""
         live = [
             a
             for a in self.allocations
@@ -70,11 +72,11 @@ class Timeline:
         return sorted(live, key=lambda a: -a.nbytes)
 
     def alive(self) -> list[Allocation]:
-        """What is live at the end, in order of birth."""
+        """Return what is live at the end, in order of allocation."""
         return [a for a in self.allocations if a.freed is None]
 
     def main_device(self) -> str:
-        """The device with the highest peak."""
+        """Return the device with the highest peak."""
         return max(self.curves, key=lambda device: self.curves[device].peak_bytes, default="cpu")
 
     def _book(
@@ -85,7 +87,7 @@ class Timeline:
         self._order += 1
         key = (device, address)
         before = self._live.pop(key, None)
-        if before is not None:  # its end, perhaps on a thread that was not followed
+        if before is not None:  # an unseen free may have come before
             before.freed, before.freed_ns = self._order, time_ns
             self._draw(device, time_ns, -before.nbytes)
         if nbytes > 0:
@@ -128,7 +130,7 @@ class Timeline:
 
 
 def thinned(values: Sequence[int], most: int) -> Sequence[int]:
-    """Indices of at most `most` values: of each stretch the first, least, largest and last."""
+    """Return indices of at most `most` values: the first, least, largest and last of each part."""
     count = len(values)
     if count <= most:
         return range(count)

@@ -1,16 +1,17 @@
-"""Finds the user's line and module that call an operator: one `Watcher` per thread.
+"""Notes the user's line and module of each call into PyTorch: one `Watcher` per thread.
 
-In: every call into PyTorch that Python makes (a function mode sees them). Out: `notes`, a flat
-list of (time, code, instruction, module path, end of the call before), and for large results their
-address, shape, dtype. What happens between the end of a call and the next note is nobody's: code
-that no mode sees, such as `torch.Tensor(…)` or a C++ extension.
-Nothing here knows bytes: these are PyTorch's own events, joined with the notes by time later, on
-one clock by means of `anchors`: moments that both sides have.
+In: every call into PyTorch from Python, seen by a function mode. Out: `notes`, a flat list of
+(time, code, instruction, module path, end of the previous call); and the address, shape and dtype
+of large results. Events between the end of a call and the next note come from code that no mode
+sees, such as `torch.Tensor(…)` or a C++ extension: they have no line.
+
+Bytes are in PyTorch's own events. These are matched with the notes by time later; `anchors` are
+moments recorded on both clocks.
 
     y = x - 1        # train.py:12, inside Net.encoder
     notes == [..., 81_334_120, <code of train.py>, 44, "Net.encoder", 81_330_010]
 
-This runs at every operator, so it does as little as it can: 1.5 µs, of which 1.0 are the mode.
+This runs at every operator, so it does little: it takes 1.5 µs, of which the mode takes 1.0.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ import torch
 from lowtide.cpython import frame_at
 from lowtide.tools.profiler.modules import ModulePaths
 from lowtide.torch_private.modes import (
-    function_depth,
-    function_mode_at,
-    pop_function_mode,
+    function_modes,
+    insert_function_mode,
     push_function_mode,
+    remove_function_mode,
 )
 from lowtide.torch_private.profiler import RANGE_BEGINS, RANGE_ENDS, RecordFunction
 
-NOTE_FIELDS = 5  # time, code, offset of the instruction in it, module path, end of the call before
+NOTE_FIELDS = 5  # time, code, offset of the instruction, module path, end of the previous call
 ANCHOR = "lowtide.anchor "
 OP = "lowtide.op "
 ARENA = "lowtide.arena "
@@ -44,7 +45,7 @@ STEP = "lowtide.step"
 INSIDE = "lowtide.inside"
 
 _ANCHOR_EVERY_NS = 10_000_000
-_LARGE_ELEMENTS = 1024  # results from here on are noted with their shape
+_LARGE_ELEMENTS = 1024  # results of at least this size are noted with their shape
 _clock_ns: Callable[[], int] = time.perf_counter_ns
 _Tensor = torch.Tensor
 
@@ -54,13 +55,13 @@ _LIBRARY_FOLDERS = tuple(
     folder + os.sep
     for folder in (os.path.dirname(torch.__file__), _PACKAGE, sysconfig.get_path("stdlib"))
 )
-# Whether a source file is the user's, or a library's, whose lines say nothing to the user.
+# Whether a source file is the user's, not a library's.
 _is_users: dict[str, bool] = {}
 _local = threading.local()
 
 
 def current() -> Watcher | None:
-    """This thread's watcher, None where no profile follows it."""
+    """Return this thread's watcher; None if no profile follows the thread."""
     return getattr(_local, "watcher", None)
 
 
@@ -69,7 +70,8 @@ def _nothing() -> None:
 
 
 def user_place(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """The innermost frame that is not a library's: its code, and where in it; None if all are."""
+    """Return the code and instruction of the innermost frame of the user's code; None, 0 if there
+    is none."""
     while frame is not None:
         file = frame.f_code.co_filename
         is_users = _is_users.get(file)
@@ -87,15 +89,15 @@ def _belongs_to_library(file: str) -> bool:
     if "torchinductor_" in file:  # what torch.compile wrote
         return True
     path = os.path.abspath(file)
-    # Packages of users may lie below the standard library's folder.
+    # site-packages is below the standard library's folder.
     if path.startswith(_SITE_PACKAGES):
         return path.startswith(_LIBRARY_FOLDERS[:2])
     return path.startswith(_LIBRARY_FOLDERS)
 
 
 class Watcher:
-    """The notes of one thread; see the module's text. Not a TorchFunctionMode: PyTorch asks for its
-    method twice a call, and would have it bound anew each time."""
+    """The notes of one thread; see the module's text. Not a TorchFunctionMode: PyTorch reads the
+    method twice a call, and would bind it each time."""
 
     def __init__(self, index: int) -> None:
         self.__torch_function__: Callable[..., Any] = self._called
@@ -103,7 +105,7 @@ class Watcher:
         self.thread_name = threading.current_thread().name
         self.notes: list[Any] = []
         self.note: Callable[[tuple[int, CodeType | None, int, str, int]], None] = self.notes.extend
-        self.code: CodeType | None = None  # the user's that called last
+        self.code: CodeType | None = None  # the user's code that called last
         self.ended_ns = 0
         self.made: list[tuple[int, int, tuple[int, ...], str]] = []  # time, address, shape, dtype
         self.anchors: list[int] = []
@@ -112,8 +114,8 @@ class Watcher:
         self.paths = ModulePaths()
         self.is_paused = False
         self.has_stopped = False
-        self.has_ended = False  # the profile's end, which may come before the thread's
-        self.depth = 0  # of what is recorded: calls, and calls inside them as in a backward pass
+        self.has_ended = False  # whether the profile has ended, while the thread may run on
+        self.depth = 0  # of nested recorded calls, such as those of hooks in a backward pass
         self.on_end: Callable[[], None] = _nothing
         self._compiled_frame: FrameType | None = None
         self._above_compiled = 0
@@ -129,10 +131,10 @@ class Watcher:
         frame = frame_at(1)
         code = frame.f_code
         if code is self.code:
-            at = frame.f_lasti  # which line that is takes longer to find: it is done later
+            at = frame.f_lasti  # its line is found later, since that takes longer
         elif _is_users.get(code.co_filename):
             self.code, at = code, frame.f_lasti
-        else:  # a library's, or not seen before
+        else:  # a library's code, or not seen before
             code, at = user_place(frame)
         now_ns = _clock_ns()
         self.note((now_ns, code, at, self.module, self.ended_ns))
@@ -145,13 +147,13 @@ class Watcher:
         return result
 
     def _note_result(self, result: torch.Tensor) -> None:
-        with suppress(Exception):  # no storage of its own: sparse, inside vmap, …
+        with suppress(Exception):  # without a storage: sparse, inside vmap, …
             address = result.untyped_storage().data_ptr()
             dtype = str(result.dtype).removeprefix("torch.")
             self.made.append((time.perf_counter_ns(), address, tuple(result.shape), dtype))
 
     def anchor(self, count: int = 2) -> None:
-        """Moments that both clocks have; more than one, since any may be delayed."""
+        """Record moments on both clocks; several, since any may be delayed."""
         for _ in range(count):
             self.anchors.append(time.perf_counter_ns())
             with self._anchor:
@@ -159,7 +161,7 @@ class Watcher:
         self.next_anchor_ns = time.perf_counter_ns() + _ANCHOR_EVERY_NS
 
     def note_place(self, frame: FrameType | None) -> None:
-        """A note for what is about to run and is no call that a mode sees."""
+        """Make a note for a call that no mode sees."""
         code, at = user_place(frame)
         self.note((time.perf_counter_ns(), code, at, self.module, self.ended_ns))
 
@@ -172,15 +174,15 @@ class Watcher:
         push_function_mode(self)
 
     def stop(self) -> None:
-        """No longer: the last anchors are set."""
+        """Stop following this thread."""
         self.anchor(4)
-        remove(self)
+        remove_function_mode(self)
         _local.watcher = None
         self.has_stopped = True
 
     @contextmanager
     def on(self) -> Generator[None]:
-        """Watching inside, also where PyTorch has put the mode aside, as in a call's own code."""
+        """A context with the mode on, also inside a call, where PyTorch has removed it."""
         is_added = not is_on(self)
         if is_added:
             push_function_mode(self)
@@ -188,12 +190,12 @@ class Watcher:
             yield
         finally:
             if is_added:
-                remove(self)
+                remove_function_mode(self)
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Not watching inside: compiled code runs as it would without a profile."""
-        above, was_paused = remove(self), self.is_paused
+        """A context with the mode off: compiled code runs as without a profile."""
+        above, was_paused = remove_function_mode(self), self.is_paused
         self.is_paused = True
         try:
             with self.busy():
@@ -201,28 +203,28 @@ class Watcher:
         finally:
             self.is_paused = was_paused
             if above is not None:
-                put_back(self, above)
+                insert_function_mode(self, above)
 
     def enter_compiled(self, frame: FrameType) -> None:
-        """torch.compile's code begins, called from `frame`."""
+        """Remove the mode: code of torch.compile begins, called from `frame`."""
         if not self.is_paused and is_on(self):
             self.note_place(frame)
             self.begin()
-            self._above_compiled = remove(self) or 0
+            self._above_compiled = remove_function_mode(self) or 0
             self.is_paused = True
             self._compiled_frame = frame
 
     def leave_compiled(self, frame: FrameType) -> None:
-        """torch.compile's code ends, if it is `frame` that called it."""
+        """Put the mode back, if it was `frame` that called the compiled code."""
         if self._compiled_frame is frame:
             self.is_paused = False
             self._compiled_frame = None
             self.depth -= 1
-            put_back(self, self._above_compiled)
+            insert_function_mode(self, self._above_compiled)
 
     @contextmanager
     def busy(self) -> Generator[None]:
-        """Around what PyTorch records and no mode sees: the profile does not end meanwhile."""
+        """A context for calls that PyTorch records and no mode sees: the profile's end waits."""
         self.begin()
         try:
             yield
@@ -230,13 +232,13 @@ class Watcher:
             self.depth -= 1
 
     def begin(self) -> None:
-        """One more call that the profile's end has to wait for, if it has not come yet."""
-        self.depth += 1  # before the look at `has_ended`: the end does it the other way about
+        """Count one more call for which the profile's end must wait."""
+        self.depth += 1  # before reading `has_ended`: the end sets that before reading `depth`
         if self.has_ended and self.depth == 1:
             self.leave()
 
     def leave(self) -> None:
-        """On this thread: its recording ends, if it has not."""
+        """End the recording of this thread, on which it is called."""
         self.has_stopped = True
         if current() is self:
             _local.watcher = None
@@ -244,20 +246,20 @@ class Watcher:
 
     @contextmanager
     def op(self, name: str) -> Generator[None]:
-        """What happens inside counts as one operator of this name, called at the user's line."""
+        """A context that is recorded as one operator of this name, at the user's line."""
         self.note_place(frame_at(2))
         with self.busy(), RecordFunction(OP + name):
             yield
 
     def mark(self, name: str) -> None:
-        """Puts an event of no length into PyTorch's recording of this thread."""
+        """Record an event without duration on this thread."""
         with self.busy(), RecordFunction(name):
             pass
 
     def call_module(
         self, call: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any
     ) -> Any:
-        """`call(module, …)`, whose operators are the module's."""
+        """Return `call(module, …)`; notes inside have the module's path."""
         before = self.module
         self.module = self.paths.path(before, module)
         try:
@@ -267,21 +269,22 @@ class Watcher:
 
 
 class ThreadWatcher(Watcher):
-    """The watcher of a thread that may run on when the profile has ended. The end waits until the
-    thread `is_busy` no more: PyTorch frees what an event that has begun will write to."""
+    """The watcher of a thread that may outlive the profile. The profile's end waits while the
+    thread `is_busy`: an event that has begun writes into memory that PyTorch frees at the end."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self._ranges = 0  # of record_function, as an optimizer's step: they count as calls
+        self._ranges = 0  # of record_function, such as an optimizer's step: they count as calls
 
     @property
     def is_busy(self) -> bool:
-        """Whether an event of this thread has begun, and not ended."""
+        """Whether an event of this thread has begun and not ended."""
         return self.depth > 0 and not self.has_stopped
 
     def end(self) -> None:
-        """The profile ends: at its next call the thread does `on_end`, and is watched no more. It
-        stays on the stack, as a call cannot take off the mode that it is in: see `let_go`."""
+        """Note the profile's end: at its next call the thread calls `on_end`, and its recording
+        ends. The mode stays on the stack, since a call cannot remove the mode it is in: see
+        `let_go`."""
         self.has_ended = True
 
     def _called(
@@ -316,22 +319,22 @@ class ThreadWatcher(Watcher):
 
 
 def inside() -> Any:
-    """An event for all that this thread does between its `__enter__` and `__exit__`: what a GPU's
-    allocator tells outside of events is not in PyTorch's tree, as where Python lets go of tensors.
-    """
+    """Return an event around everything that this thread does between its `__enter__` and
+    `__exit__`. Outside of all events PyTorch would not record a GPU's frees, such as those when
+    Python frees tensors."""
     return RecordFunction(INSIDE)
 
 
 def let_go() -> None:
-    """Takes off this thread all watchers whose profile has ended; not inside a call of theirs.
+    """Remove from this thread all watchers whose profile has ended. Not to be called within a mode.
 
-    A thread must not end with one: PyTorch would let go of it when Python may be gone."""
+    A thread must not end with one: PyTorch would free it when the interpreter may be gone."""
     watcher = current()
     if _has_ended(watcher):
         watcher.leave()
-    for mode in [function_mode_at(index) for index in range(function_depth())]:
+    for mode in function_modes():
         if _has_ended(mode):
-            remove(mode)
+            remove_function_mode(mode)
 
 
 def _has_ended(mode: object) -> TypeGuard[ThreadWatcher]:
@@ -340,24 +343,4 @@ def _has_ended(mode: object) -> TypeGuard[ThreadWatcher]:
 
 def is_on(mode: object) -> bool:
     """Whether `mode` is on this thread's stack of function modes."""
-    return any(function_mode_at(index) is mode for index in range(function_depth()))
-
-
-def remove(mode: object) -> int | None:
-    """Takes `mode` off the stack: how many modes lie above it, None if it is not on the stack."""
-    if not is_on(mode):
-        return None
-    above: list[Any] = []
-    while (top := pop_function_mode()) is not mode:
-        above.append(top)
-    for other in reversed(above):
-        push_function_mode(other)
-    return len(above)
-
-
-def put_back(mode: object, above: int) -> None:
-    """Puts `mode` where it was: whoever put the `above` modes on top of it takes them off by
-    popping, and must not meet another."""
-    others = [pop_function_mode() for _ in range(min(above, function_depth()))]
-    for one in (mode, *reversed(others)):
-        push_function_mode(one)
+    return any(other is mode for other in function_modes())
