@@ -1,4 +1,4 @@
-"""Predicts the memory of a call, and finds plans that need less.
+"""Predicts the memory of a call, and finds plans that need less memory.
 
 dry_run       runs the driver on meta tensors
 independence  the axes along which results are independent

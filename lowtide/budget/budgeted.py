@@ -83,7 +83,7 @@ class BudgetedDriver(Driver):
 
     def _found(self, args: Sequence[Any]) -> Plan | BudgetError:
         if any(x.layout is not torch.strided for x in tensors_in(args)):
-            raise Ineligible("a tensor that is not dense")  # as a call says it, before plans
+            raise Ineligible("a tensor that is not dense")  # as an unbudgeted call does
         try:
             with watching.aside():
                 plan = search(self._plain, args, self.budget_bytes, self.name)
@@ -96,7 +96,7 @@ class BudgetedDriver(Driver):
 
 
 def _key(args: Sequence[Any]) -> Any:
-    # On GPUs this decides which kernels a backward pass has.
+    # On GPUs the kernels of a backward pass depend on it.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     forms = tuple(map(_form, args))
     state = torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic
@@ -120,13 +120,13 @@ def _form(value: Any) -> Any:
         rows = cast("Mapping[Any, Any]", value).items()
         return tuple((_form(k), _form(v)) for k, v in rows)
     is_plain = value is None or isinstance(value, int | float | str)
-    # `1`, `1.0` and `True` are equal, and so are two zeros; a NaN is not even equal to itself
+    # By text: `1`, `1.0` and `True` are equal, and so are 0.0 and -0.0; NaN is not equal to itself.
     return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))
 
 
 def make_driver(function: Function, options: Options, name: str = "") -> Driver:
-    """A driver for a function, within the budget of the options if there is one. `name`: what the
-    user calls the function, if not by its own name."""
+    """Return a driver for a function, within the budget of the options if there is one. `name`:
+    what the user calls the function, if not by its own name."""
     function = compiler.prepared(function, in_chunks=options.budget_bytes is not None)
     if options.budget_bytes is None:
         return Driver(function, tiles=options.tiles)

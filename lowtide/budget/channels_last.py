@@ -4,18 +4,18 @@ In: an `Outer`. Out: a Function whose convolutions receive channels-last images;
 not pay, or would change results.
 
     y = conv2d(x, w)          x1 = clone(x, channels_last)
-    z = relu(y)               y = conv2d(x1, w)                   and so is what PyTorch makes of it
+    z = relu(y)               y = conv2d(x1, w)                   y and z are channels-last, too
     return z            →     z = relu(y)
-                              z1 = clone(z, contiguous_format)    what the caller gets lies as ever
+                              z1 = clone(z, contiguous_format)    strides as in the original
                               return z1
 
-oneDNN copies contiguous images into blocks and back. That takes 1.2 to 1.6 times as long, most for
-single images, and doubles the bytes. A chunk may begin or end with a conversion, so that no whole
-tensor is converted.
+oneDNN copies contiguous images into its blocked layout and back. That takes 1.2 to 1.6 times as
+long, most for single images, and doubles the bytes. A chunk may begin or end with a conversion, so
+that no whole tensor is converted.
 
-Invariant: on the meta device, every number, shape and dtype is as before, and so is sharing of
-memory with operands. An op for which that fails, or that draws random numbers, gets its operands in
-their old order.
+Invariant: on the meta device, every number, shape and dtype is unchanged, and results share memory
+with the same operands. An op for which that fails, or that draws random numbers, gets its operands
+in their original layout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
-_LEAST: Final = 0.5  # of all products, in operations, convolutions must be
+_LEAST: Final = 0.5  # share of convolutions in the operations of all products
 _LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MAKING: Final = ("tuple.make", "list.make", "dict.make")
 _CONVOLUTIONS: Final = ("torch.conv2d", "torch.conv3d", "F.conv2d", "F.conv3d")
@@ -50,21 +50,21 @@ def to_channels_last(outer: Outer) -> Function | None:
         layouts.is_channels_last(x) for v in outer.args for x in outer.tensors(v)
     ):
         return None
-    turner = _Turner(outer)
+    rewriter = _Rewriter(outer)
     with Ledger(), LikeTheCpu(), torch.no_grad():
-        found = turner.function()
-    return found if turner.noted.are_most() else None
+        found = rewriter.function()
+    return found if rewriter.noted.are_most() else None
 
 
 class _NotTheSame(Exception):
     """The rewritten program would compute something else."""
 
 
-class _Turner:
+class _Rewriter:
     def __init__(self, outer: Outer) -> None:
         self.outer = outer
         self.env: dict[Value, Any] = {v: outer.known[v] for v in outer.args if v in outer.known}
-        self.now: dict[Value, Value] = {}  # what stands for a value from here on
+        self.now: dict[Value, Value] = {}  # replacements of values from here on
         self.copies: dict[tuple[Value, Any], Value] = {}
         self.ops: list[Op] = []
         self.noted = _Convolutions()
@@ -118,7 +118,7 @@ class _Turner:
         if not isinstance(x, Tensor) or not isinstance(known, Tensor) or not _can_turn(x):
             return
         if self.outer.is_written(storage_of(known), pos):
-            return  # of which the copy would not know
+            return  # the copy would not see the write
         self.now[v] = self._copied(v, _LAST[x.dim()], op)
         self.env[v] = x.contiguous(memory_format=_LAST[x.dim()])
         self.has_turned = True
@@ -127,7 +127,7 @@ class _Turner:
         """Return a value with the layout that it has in the original program."""
         x, known = self.env.get(v), self.outer.known.get(v)
         if v in self.now:
-            return v  # it is still there
+            return v  # the original still exists
         pairs = list(zip(tensors_in(x), tensors_in(known), strict=False))
         if all(y.stride() == k.stride() for y, k in pairs):
             return v
@@ -184,7 +184,7 @@ class _Turner:
         given = [storage_of(x) for v in op.operands for x in self.outer.tensors(v)]
         back = {v: self._as_it_was(self.outer.last, v, op) for v in op.operands}
         if any(b is not v for v, b in back.items()) and len(set(given)) < len(given):
-            raise _NotTheSame  # results that share memory would do so no longer
+            raise _NotTheSame  # results would no longer share memory
         self._add(op, {v: b for v, b in back.items() if b is not v}, [])
 
     def _is_alike(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:

@@ -20,9 +20,9 @@ from lowtide.budget.segments import Cutter
 from lowtide.execute.candidate import Candidate
 
 Held = frozenset[int]  # memory, by `storage_of`
-_DEEPEST = 2  # segments within each other
-FEWER = 0.96  # times as many bytes for the next list
-_MOST_SEGMENTS = 200_000  # are looked at for one list, a second's worth
+_DEEPEST = 2  # levels of nested segments
+FEWER = 0.96  # factor of the bytes for the next list
+_MOST_SEGMENTS = 200_000  # that one search visits, in about a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Search:
         if depth == 1:
             return _NONE
         inner = self.parted(segment.start, segment.stop, kept, depth - 1)
-        # what comes last in it is not run when the whole is run again
+        # The last inner segment need not run when the whole segment is recomputed.
         return Found(cost + inner.cost - inner.last_cost, 0.0, (segment, *inner.segments))
 
     def _needs(self, kept: Held, start: int, stop: int) -> int:

@@ -30,8 +30,8 @@ from typing import Any, Final
 import torch
 
 from lowtide.budget.loops import is_counted
-from lowtide.budget.meta_interpreter import Followed
-from lowtide.budget.plan_key import kept_values
+from lowtide.budget.meta_interpreter import MetaInterpreter
+from lowtide.budget.plan_key import fixed_values
 from lowtide.execute.driver import Driver
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -48,7 +48,7 @@ _SIZES: Final = (
     "torch.dim", "torch.shape", "torch.size", "torch.size.dim", "torch.numel", "torch.len",
 )  # fmt: skip
 _NONE_TESTS: Final = ("py.is", "py.is_not")
-_MOST_OPS: Final = 400  # of a program whose loops are written out
+_MOST_OPS: Final = 400  # of a program with unrolled loops
 
 
 def decided(driver: Driver, args: Sequence[Any]) -> Function:
@@ -86,7 +86,7 @@ def with_unrolled_loops(driver: Driver, args: Sequence[Any]) -> Function:
 
 
 def _steps(loop: Op, count: int, mapping: dict[Value, Value]) -> list[Op]:
-    """Yield the ops of all steps. `mapping` gets the loop's results."""
+    """Return the ops of all steps. Adds the loop's results to `mapping`."""
     body = loop.blocks[0]
     index, *arguments = body.args
     carried = [mapping.get(v, v) for v in loop.operands[2:]]
@@ -104,23 +104,23 @@ def _steps(loop: Op, count: int, mapping: dict[Value, Value]) -> list[Op]:
 def _decidable(driver: Driver, args: Sequence[Any]) -> dict[Value, Any]:
     """Return the plain values that are the same in all calls with this key."""
     with torch.no_grad():
-        followed = Followed(driver, args)
-    function, known = driver.function, followed.known
-    kept = kept_values(function, args)
+        interpreted = MetaInterpreter(driver, args)
+    function, known = driver.function, interpreted.known
+    kept = fixed_values(function, args)
     plain = {v for v in function.params if type(known.get(v)) in _PLAIN}
     for op in function.block.ops:
-        if all(v in known for v in op.results) and _follows(op, plain, function, followed, kept):
+        if all(v in known for v in op.results) and _follows(op, plain, function, interpreted, kept):
             plain.update(op.results)
     return {v: known[v] for v in plain}
 
 
 def _follows(
-    op: Op, plain: set[Value], function: Function, followed: Followed, kept: Set[Value]
+    op: Op, plain: set[Value], function: Function, interpreted: MetaInterpreter, kept: Set[Value]
 ) -> bool:
     """Whether the op's results follow from plain values, sizes and None-ness alone."""
     if op.name in _SIZES:
         x, *others = op.operands
-        return not followed.has_guessed and x in kept and plain.issuperset(others)
+        return not interpreted.has_guessed and x in kept and plain.issuperset(others)
     if op.name in _NONE_TESTS and any(v.type == t.NONE for v in op.operands):
         return all(v.type == t.NONE or v in function.params for v in op.operands)
     is_python = op.name.partition(".")[0] in _PYTHON and opdefs.is_shareable(op)

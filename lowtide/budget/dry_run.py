@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, WalkedObjects, is_pytorchs
+from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, SimulatedObjects, is_pytorchs
 from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
 from lowtide.budget.simulated_kernels import backward, simulate
 from lowtide.codegen.host.region import print_region
@@ -50,14 +50,13 @@ from lowtide.torch_private.autograd import SET_GRAD_PATH
 from lowtide.torch_private.modes import NoFunctionModes, function_modes_on
 from lowtide.torch_private.pytree import tensors_in
 
-MAX_ROUNDS: Final = 64  # iterations of a loop that are walked
+MAX_ROUNDS: Final = 64  # iterations of a loop whose number depends on data
+MAX_TRIPS: Final = 1024  # iterations of other loops
 SHOWN_CHUNKS: Final = 2  # of a section: the others are like the second
-MAX_TRIPS: Final = 1024  # the same, where it is known how many there are
 _UNSEEN: Final = (
     *("const", "undef", "cast", "use"),
     *("tuple.make", "tuple.get", "list.make", "unpack"),
 )
-
 
 _STATES: Final = (
     *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode),
@@ -112,8 +111,7 @@ class DryRun(Executor):
         self.fails = ""  # why the call would raise, and where
         self.ends = ""  # why nothing is known of what follows, and where
         self.has_guessed = False
-        self.may_stray = False  # whether a guess was of more than a number that an op checks inside
-        self.results: list[Any] | None = None  # meta tensors; None where the walk ends before
+        self.results: list[Any] | None = None  # meta tensors; None if the dry run ends before
         self.device = next((x.device for x in tensors_in(args) if not x.is_meta), CPU)
         on_host = self.device == CPU
         self.ledger = Ledger(of_host=on_host)
@@ -122,17 +120,17 @@ class DryRun(Executor):
         self._known: dict[int, torch.Tensor] = {}
         self._casts = Casts(self.device.type)
         self.records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors_in(args))
-        self._objects = WalkedObjects(self.ledger.paused)
+        self._objects = SimulatedObjects(self.ledger.paused)
         self._sizes: list[tuple[str, int]] = []
         try:
             if kind := _kind_beside_dense(args):
                 raise DryRunEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
-            road = LikeTheCpu() if on_host else LikeCuda(self.device)
+            device_mode = LikeTheCpu() if on_host else LikeCuda(self.device)
             over = ownership.under(ownership.Rules(on_host=on_host, is_rehearsal=True))
             casts = self._casts.on() if _may_cast(driver.function) else contextlib.nullcontext()
-            with casts, self.ledger, road, over, torch.set_grad_enabled(self.records):
+            with casts, self.ledger, device_mode, over, torch.set_grad_enabled(self.records):
                 self.results = results = self.block(driver.plan, env)
                 if self.records:
                     with self._casts.ended():
@@ -167,7 +165,7 @@ class DryRun(Executor):
         """Return each size of the arguments, and the user's expression for it."""
         return iter(self._sizes)
 
-    # -- walking --
+    # -- execution --
 
     _reason = ""  # why the next op is in no region
 
@@ -179,7 +177,7 @@ class DryRun(Executor):
             return pos
         first = plan.ops[pos]
         if first.blocks and any(env[v] is UNKNOWN for v in first.operands):
-            return pos  # both branches are to be shown
+            return pos  # both branches are run
         values = [env[v] for v in region.live_ins]
         for k, v in enumerate(region.live_ins):
             if values[k] is UNKNOWN:
@@ -286,19 +284,19 @@ class DryRun(Executor):
                 self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or is_pytorchs(op, scratch)
         why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
-        if runs and not _asks_the_run(op, scratch):
-            for road in (contextlib.nullcontext(), self.ledger.answering()):
+        if runs and not _needs_the_run(op, scratch):
+            for mode in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
                     self.ledger.was_asked = False
-                    with road, self._seen_by_modes(op):
+                    with mode, self._seen_by_modes(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
                 except LowtideError:
                     raise
                 except Exception as error:
-                    # The data decide, for which PyTorch has many words; or an object's attributes
-                    # are those that the walk remembers, and PyTorch's Python looks for its own; or
-                    # the operands do not fit.
+                    # Three causes: the op needs data, which PyTorch reports in many ways; PyTorch's
+                    # Python reads attributes of an object that only the dry run has; or the
+                    # operands do not fit.
                     why = _of_the_data(error)
                     is_sure = _gives_tensors(op) or all(_is_plain(env[v]) for v in op.operands)
                     if why != _DATA_DECIDE and is_sure and not self.ledger.was_asked:
@@ -354,7 +352,7 @@ class DryRun(Executor):
 
     def recalled(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """See the base class."""
-        self.ledger.at("kept product", op.loc)
+        self.ledger.at("saved product", op.loc)
         results = super().recalled(plan, op, env, alive)
         self.ledger.mark(tensors_in(results))
         return results
@@ -363,24 +361,24 @@ class DryRun(Executor):
         """See the base class. The user's own managers are not entered."""
         manager = env[op.operands[0]]
         if isinstance(manager, recomputed.Recomputed):
-            return self._again(plan, op, env, alive)
+            return self._checkpoint(plan, op, env, alive)
         if len(op.blocks) == 2:
-            return self._of_the_user(plan, op, env)
+            return self._user_context(plan, op, env)
         if isinstance(manager, _STATES):
             return self._under(plan, op, env)
         return self._torch_step(op, env, alive)
 
-    def _again(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+    def _checkpoint(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run the block of a checkpoint."""
         manager = env[op.operands[0]]
         if self.records and manager.records():
             section = plan.checkpoint_section(op, env)
             if section is not None:
-                self.notes.append(f"{op.loc}: a checkpoint: run again in the backward pass")
+                self.notes.append(f"{op.loc}: a checkpoint, recomputed in the backward pass")
                 return self.section(plan, section, env, alive)
             self.notes.append(
-                f"{op.loc}: a checkpoint that PyTorch runs again; its values are counted as if they"
-                f" were kept: {BY_PYTORCH}"
+                f"{op.loc}: a checkpoint that PyTorch recomputes; its values are counted as if they"
+                f" were saved: {BY_PYTORCH}"
             )
         return self._under(plan, op, env)
 
@@ -392,7 +390,7 @@ class DryRun(Executor):
         self._casts.look()
         return results
 
-    def _of_the_user(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+    def _user_context(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
         block, leaving = op.blocks
         results = self.block(*self.inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
         self.block(*self.inner(plan, leaving, dict.fromkeys(leaving.args) | env))
@@ -406,11 +404,9 @@ class DryRun(Executor):
         (block,) = op.blocks
         inner, outer = self.inner(plan, block, env)
         _keep(env, alive)
-        lists: list[Any] = [
-            v for v in outer.values() if isinstance(v, list)
-        ]  # steps may add to them
+        lists: list[Any] = [v for v in outer.values() if isinstance(v, list)]  # may grow
         if trips is UNKNOWN or going is UNKNOWN:
-            self.has_guessed = self.may_stray = True
+            self.has_guessed = True
         i = grown = 0
         most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
         while trips is UNKNOWN or i < trips:
@@ -448,7 +444,7 @@ class DryRun(Executor):
 
     def _guess(self, note: str) -> None:
         """Note an assumption: from here on a real run may differ."""
-        self.has_guessed = self.may_stray = True
+        self.has_guessed = True
         self.notes.append(note)
 
     def _fail(self, op: Op, why: str) -> None:
@@ -486,11 +482,11 @@ class DryRun(Executor):
         return value
 
 
-def _asks_the_run(op: Op, env: Env) -> bool:
+def _needs_the_run(op: Op, env: Env) -> bool:
     """Whether the op, or one in its blocks, depends on data or calls Python."""
     inner = [o for block in op.blocks for o in block.ops]
     is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
-    return is_unknown or any(o.name == "py.call" or _asks_the_run(o, env) for o in inner)
+    return is_unknown or any(o.name == "py.call" or _needs_the_run(o, env) for o in inner)
 
 
 def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -5,7 +5,7 @@ In: an op and its operands. Out: its results, or None if only the real run knows
     attr.set(%m, %h) {name="h"}     recorded here; the next attr.get returns %h
     object.new()                    a new object, whose attributes are recorded here
     call_module(%rnn, %x)           run on a copy of the module on the meta device
-    py.call(%m, %x)                 never run, for it may do anything
+    py.call(%m, %x)                 not run: it may have any side effect
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lowtide.torch_private.pytree import tree_leaves
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
 _NAMESPACES: Final = ("aten", "prims")
-PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # may be run as they are
+PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # run as usual
 
 
 def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
-    """Whether it is a method of PyTorch on a value of unknown type, or a PyTorch operator by name,
-    that writes into nothing."""
+    """Whether the op is a tensor's method on a value of unknown type, or a PyTorch operator by name
+    that writes into no argument."""
     if op.name == "py.call_method":
         is_tensor = type(env[op.operands[0]]) is torch.Tensor
         return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
@@ -47,14 +47,14 @@ def _overloads(called: Any) -> list[str]:
     return called.overloads() if is_packet else []
 
 
-class WalkedObjects:
+class SimulatedObjects:
     """The attributes that a dry run has assigned, and its copies of modules."""
 
     def __init__(self, paused: Callable[[], AbstractContextManager[None]]) -> None:
-        self._paused = paused  # inside, what is made is not the call's
+        self._paused = paused  # a context whose allocations do not count
         self._assigned: dict[tuple[int, str], Any] = {}
         self._copies: dict[int, torch.nn.Module] = {}
-        self._made: list[Any] = []  # objects, told apart by their ids
+        self._made: list[Any] = []  # new objects, identified by id
 
     def run(self, op: Op, env: dict[Value, Any]) -> list[Any] | None:
         """Return the results of the op; see the module's text."""
@@ -95,5 +95,5 @@ class WalkedObjects:
             return object_ops.RUN[op.name](
                 op, {first: made, **dict(zip(rest, values, strict=True))}
             )
-        except Exception:  # whatever a module of the user's or PyTorch's raises on meta tensors
+        except Exception:  # a module may raise anything on meta tensors
             return None

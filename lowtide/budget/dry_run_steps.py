@@ -1,4 +1,8 @@
-"""The steps of a dry run: a kernel of a region, or an op that PyTorch runs."""
+"""The steps of a dry run: the kernels of a region, or an op that PyTorch runs.
+
+KernelStep(region=…, entry=…, loc=train.py:12)
+TorchStep(op=torch.sort, reason="has no kernel")
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from lowtide.ir.core import Op
 
 @dataclass(slots=True, kw_only=True)
 class KernelStep:
-    """A region's kernels run. `taken`: results that are written over operands."""
+    """The kernels of a region. `taken`: results that are written over operands."""
 
     region: Region
     entry: Entry
@@ -34,7 +38,7 @@ class KernelStep:
         return self.region.executable(self.entry.spec, self.entry)
 
     def in_place(self) -> dict[str, str]:
-        """Return, for each result that is written over an operand, the user's name of that."""
+        """Return the user's name of the operand that each such result overwrites."""
         places, live = self.entry.spec.places, self.region.live_ins
         return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
 
@@ -56,7 +60,7 @@ class KernelStep:
 
 @dataclass(slots=True, kw_only=True)
 class TorchStep:
-    """PyTorch or Python runs an op."""
+    """An op that PyTorch or Python runs."""
 
     op: Op
     reason: str

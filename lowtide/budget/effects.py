@@ -29,7 +29,7 @@ from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import base, is_view, storage_of
 
 Tensor = torch.Tensor
-_GAINING: Final = ("mutate", "py.call", "py.call_method")  # may give a graph to what they write
+_GAINING: Final = ("mutate", "py.call", "py.call_method")  # the tensor written may get a graph
 _KNOWN: Final = ("aten", "prims")
 _RUNNING: Final = ("running_mean", "running_var")  # written, whatever the schema says
 _OF_THE_BATCH: Final = ("training", "train", "use_input_stats")  # unless this is False
@@ -49,7 +49,7 @@ class Effects:
 
     def __init__(self, outer: Outer) -> None:
         self.outer = outer
-        self._without_graph = {  # ids; of a tensor that nobody has seen being made, nobody knows
+        self._without_graph = {  # by id; a tensor of unknown origin may have a graph
             id(known) for known, x in outer.pairs if not x.requires_grad
         }
         with Ledger(), torch.enable_grad():
@@ -70,7 +70,7 @@ class Effects:
                 written = self._alike(self.outer.tensors(op.operands[0]))
                 found |= {name: found.get(name, set()) | joined for name in written}
         for v in run.outputs:
-            self._note_sources(v, everything, found)  # of a loop, made elsewhere
+            self._note_sources(v, everything, found)  # results of a loop
         rows = ({k for x in self.outer.tensors(v) for k in found[id(x)]} for v in run.outputs)
         return tuple(map(tuple, rows))
 
@@ -166,6 +166,6 @@ class _Calls(OwnMode):
             is_written = a.alias_info is not None and a.alias_info.is_write
             if is_written or (is_of_batch and a.name in _RUNNING):
                 self.writes |= {storage_of(x) for x in tensors_in(given.get(a.name))}
-        is_own = given.get("generator") is not None  # whose state nobody puts back
+        is_own = given.get("generator") is not None  # a recomputation does not restore it
         self.repeats &= func.namespace in _KNOWN and not is_own
         return func(*args, **(kwargs or {}))

@@ -5,7 +5,7 @@ In: an `Outer`. Out: `Candidate`s, in program order, none overlapping.
     h = norm(x)           ┐
     a = softmax(q @ k.T)  │ one section, cut along the batch of x
     y = x + a @ v         ┘
-    loss = y.mean()         takes everything: outside
+    loss = y.mean()         depends on the whole batch: outside
 
 Starting at an op, each dim of each operand is tried. The run continues while every op's results are
 independent along the axis. Sizes that are numbers (`x.view(n, -1)`) are checked by executing the
@@ -44,7 +44,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     found: list[Candidate] = []
     pos, stop = start, outer.last if stop is None else stop
     finder = _Finder(outer, stop)
-    loops = Loops(outer.function, outer.known, outer.changed, outer.kept, outer.records)
+    loops = Loops(outer.function, outer.known, outer.changed, outer.fixed, outer.records)
     with Ledger(), torch.no_grad():
         while pos < stop:
             is_loop = outer.ops[pos].name == "loop"
@@ -136,7 +136,7 @@ class _Finder:
         return [
             (x, d)
             for v in dict.fromkeys(op.operands)
-            if isinstance(x := self.known.get(v), Tensor) and v in self.outer.kept
+            if isinstance(x := self.known.get(v), Tensor) and v in self.outer.fixed
             for d in range(min(x.dim(), _MOST_DIMS))
             if x.shape[d] > 1
         ]
@@ -166,7 +166,7 @@ class _Finder:
                 if v not in run.part:
                     held = (storage_of(x) for x in self.outer.tensors(v))
                     if v not in updated and any(self.outer.is_written(s, run.start) for s in held):
-                        return pos, None  # when a chunk runs, or runs again, it may be another
+                        return pos, None  # a later chunk might read another value
                     run.part[v] = self._part_of(self.known[v], run)
                     outer |= {id(x) for x in tensors_in(self.known[v])}
             try:
@@ -214,7 +214,7 @@ class _Finder:
     def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
         """Note which results are cut, and along which dim."""
         if op.name not in ("call_torch", "mutate") and not op.name.startswith("torch."):
-            return  # tensors that Python hands on are the same ones
+            return  # Python passes on the same tensors
         if opdefs.has_kind(op.name, ("size",)):
             return
         differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)

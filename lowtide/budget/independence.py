@@ -59,8 +59,8 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         trace, binding, inputs = _lowered(op, values)
     except Dependent:
         raise
-    except Exception as fault:  # whatever a lowering says of what it does not take
-        if is_pointwise(op):  # of complex numbers, say
+    except Exception as fault:  # a lowering refuses operands by any error
+        if is_pointwise(op):  # such as complex numbers
             return pointwise(values, {}, results, cut)
         raise Dependent(str(fault)) from fault
     sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
@@ -82,7 +82,7 @@ def is_lowered(op: Op, values: Sequence[Any]) -> bool:
         return True
     try:
         _lowered(op, values)
-    except Exception:  # whatever a lowering says of what it does not take
+    except Exception:  # a lowering refuses operands by any error
         return False
     return True
 
@@ -136,7 +136,7 @@ def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[s
     """Return the dim along which each input and definition is cut."""
     known = {n: cut[id(x)] for n, x in sources.items() if id(x) in cut}
     for d in program.defs.values():
-        if d.adds_to:  # of each part only a part would be added
+        if d.adds_to:  # a chunk would add only its part
             raise Dependent(f"{d.op} adds at places that are data")
         axis = _axis_of(d, known)
         if axis is not None:

@@ -53,7 +53,7 @@ class _Read:
 
 @dataclass(slots=True)
 class _Collected:
-    """A list that each step appends to, and the op that joins it after the loop."""
+    """A list to which each step appends, and the op that joins it after the loop."""
 
     made: Op
     joined: Op
@@ -68,13 +68,13 @@ class Loops:
         function: Function,
         known: Mapping[Value, Any],
         changed: frozenset[Value],
-        kept: frozenset[Value],
+        fixed: frozenset[Value],
         records: bool,
     ) -> None:
         self.function = function
-        self.records = records  # are gradients recorded?
+        self.records = records  # whether gradients are recorded
         self.known = known
-        self.kept = kept  # numbers of which are the same at each call
+        self.fixed = fixed  # see `plan_key`
         self.changed = changed
         self.makers = makers_of(function)
         self.uses = Counter(v for op in function.walk() for v in op.operands)
@@ -98,7 +98,7 @@ class Loops:
         return found.made(pos, lists, reads)
 
     def _carries_tensors(self, op: Op) -> bool:
-        """Whether each carried value keeps its form and has memory of its own."""
+        """Whether each carried value keeps its shape and dtype, and has its own memory."""
         rows = zip(op.operands[2:], op.results, strict=True)
         places: set[int] = set()
         for before, after in rows:
@@ -117,8 +117,8 @@ class Loops:
         lists: Sequence[_Collected],
         reads: Sequence[_Read],
     ) -> bool:
-        """Whether a value with a row for each step is large enough to pay. If gradients are
-        recorded, carried values are such."""
+        """Whether chunks pay: whether a value with a row for each step is large. If gradients are
+        recorded, the carried values of all steps are saved, and count."""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
         sizes = [x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor)]
         if self.records:
@@ -218,7 +218,7 @@ class _Loop:
 
     def _number(self, v: Value) -> int | None:
         found = constant(v, self.around.makers)
-        if v in self.around.kept:
+        if v in self.around.fixed:
             found = self.around.known.get(v, found)
         return found if type(found) is int else None
 
@@ -255,7 +255,7 @@ class _Loop:
             operand += opdefs.Indexing.ARITY[word]
         return None
 
-    # -- what becomes of it --
+    # -- the candidate --
 
     def made(self, pos: int, lists: Sequence[_Collected], reads: Sequence[_Read]) -> Candidate:
         """Return the candidate, with the block of a chunk."""
@@ -263,8 +263,7 @@ class _Loop:
         cuts = dict.fromkeys((r.tensor, r.cut) for r in reads)
         taken = {id(r.op) for r in reads}
         whole = dict.fromkeys(self._whole(taken, {c.made.result for c in lists}))
-        stretch = _LoopChunk(self, cuts, whole)
-        block = stretch.block(lists, reads)
+        block = _LoopChunk(self, cuts, whole).block(lists, reads)
         bare = eliminate_dead_code(with_block(self.around.function, block)).block
         return Candidate(
             start=pos,
@@ -347,7 +346,7 @@ class _LoopChunk:
         return Block(list(args), ops)
 
     def _size(self, ops: list[Op]) -> Value:
-        """Return the number of steps. If an operand is cut, it is read from that, which proves that
+        """Return the number of steps: the size of a cut operand if there is one, which proves that
         no step reads beyond it."""
         for (_, cut), part in self.parts.items():
             return self._op(ops, "torch.size.dim", part, self._constant(ops, cut.dim, t.INT))

@@ -2,7 +2,7 @@
 
 In: a `DryRun`, whose ledger has the allocations. Out: a `MemoryPlan`. Outputs, temporaries, saved
 values, cotangents and gradients count; inputs and parameters do not. Kernels are exact; what
-PyTorch's ops allocate inside is an upper bound, see `memory/bounds`.
+PyTorch's ops use as scratch memory is an upper bound, see `memory/bounds`.
 
     x: [1000, 64], y: [500, 64]        4*s0*s1 + 2*(4*s1 + 512)        s0 = x.shape[0], s1 = …
 """
@@ -84,7 +84,7 @@ def plan_memory(dry_run: DryRun, plain: str = "") -> MemoryPlan:
     if plain:
         notes.insert(
             0,
-            f"{plain}: such a call runs as plain PyTorch; this is the peak of the compiled program",
+            f"{plain}: PyTorch runs such a call; this is the peak of the compiled program",
         )
     return plan_of(dry_run.ledger, [dry_run], notes)
 
@@ -96,8 +96,8 @@ def plan_of(ledger: Ledger, dry_runs: Sequence[DryRun], notes: Sequence[str]) ->
     theirs = dict.fromkeys(labels)
     if theirs:
         names = ", ".join(theirs)
-        theirs_too = "" if ledger.of_host else "; what NVIDIA's libraries take is not counted"
-        notes.append(f"what PyTorch allocates inside {names} is an upper bound{theirs_too}")
+        theirs_too = "" if ledger.of_host else "; that of NVIDIA's libraries is not counted"
+        notes.append(f"the scratch memory of {names} is an upper bound{theirs_too}")
     steps = (s for dry_run in dry_runs for s in dry_run.steps if isinstance(s, KernelStep))
     refused = [
         f"{s.loc}: {why}; what it allocates is not counted" for s in steps for why in s.refusals()

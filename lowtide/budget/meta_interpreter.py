@@ -1,7 +1,7 @@
 """Runs the outer block of a program op by op on the meta device, and stores every value.
 
-In: a `Driver` and the arguments of a call. Out: `Followed.known`, the values that do not depend on
-data.
+In: a `Driver` and the arguments of a call. Out: `MetaInterpreter(driver, args).known`: by Value,
+meta tensors and the values that do not depend on data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lowtide.ir.interpret import run_op
 from lowtide.specialise.stand_ins import UNKNOWN
 
 
-class Followed(DryRun):
+class MetaInterpreter(DryRun):
     """See the module's text."""
 
     known: dict[Value, Any]
@@ -34,7 +34,7 @@ class Followed(DryRun):
 
     def region(self, plan: BlockPlan, pos: int, env: Env) -> int:
         """See the base class."""
-        self._reason = "followed"
+        self._reason = "op by op"
         return pos
 
     def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
@@ -61,7 +61,7 @@ class Followed(DryRun):
 
 
 def run_on_meta(op: Op, env: dict[Value, Any]) -> list[Any] | None:
-    """Return the op's results, None if it does not run. Call it under a `Ledger`."""
+    """Return the op's results on the meta device, None if it raises. Call it under a `Ledger`."""
     try:
         run_op(op, env)
     except Exception:  # whatever PyTorch raises for operands that do not fit

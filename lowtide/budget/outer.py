@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from lowtide.budget.independence import is_pointwise_write
-from lowtide.budget.meta_interpreter import Followed
-from lowtide.budget.plan_key import kept_values
+from lowtide.budget.meta_interpreter import MetaInterpreter
+from lowtide.budget.plan_key import fixed_values
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.cut import Form, Plain, form_of
 from lowtide.execute.driver import Driver
@@ -48,11 +48,11 @@ class Outer:
         self.live_at = driver.plan.live_at
         self.changed = driver.plan.changed
         self.args = dict(zip(driver.function.params, args, strict=True))
-        self.kept = kept_values(driver.function, args)
+        self.fixed = fixed_values(driver.function, args)
         with torch.no_grad():
-            followed = Followed(driver, args)
-        self.known = followed.known
-        self.on_host = followed.device == CPU
+            interpreted = MetaInterpreter(driver, args)
+        self.known = interpreted.known
+        self.on_host = interpreted.device == CPU
         self.records = torch.is_grad_enabled() and any(
             x.requires_grad for given in args for x in tensors_in(given)
         )
@@ -74,7 +74,7 @@ class Outer:
         outward = [op for op in self.ops if not self.may_be_in(op)]
         self._seen = {storage_of(x) for v in free_values(outward) for x in self.tensors(v)}
         self.given = {storage_of(x) for v in self.args for x in self.tensors(v)}
-        self._others = set(self.given)  # memory that the caller has, or may have
+        self._others = set(self.given)  # memory to which the caller may refer
         self.made_at: dict[int, int] = {}
         self.nbytes: dict[int, int] = {}
         self.made_bytes = [0] * self.last
@@ -87,7 +87,7 @@ class Outer:
                 self.made_at[storage_of(x)] = pos
                 self.nbytes[storage_of(x)] = x.untyped_storage().nbytes()
                 self.made_bytes[pos] += self.nbytes[storage_of(x)]
-                if not _is_torch(op):
+                if not is_torch(op):
                     self._others.add(storage_of(x))
 
     def _write_alike(self) -> None:
@@ -114,7 +114,7 @@ class Outer:
         x = self.known.get(v)
         if isinstance(x, Tensor):
             return form_of(x)
-        return Plain(x) if v in self.kept and not tensors_in(x) else None
+        return Plain(x) if v in self.fixed and not tensors_in(x) else None
 
     def written(self, ops: Sequence[Op]) -> set[int]:
         """Return the memory that these ops, or ops in their blocks, may write."""
@@ -137,7 +137,7 @@ class Outer:
         return [
             v
             for v in self.statistics(op)
-            if self.tensors(v)  # else None, which may be anybody's
+            if self.tensors(v)  # else it is not known
             and all(
                 self._users[storage_of(x)] == 1 and storage_of(x) in self._apart
                 for x in self.tensors(v)
@@ -159,16 +159,16 @@ class Outer:
             return False
         if op.name not in ("call_torch", "mutate") and family not in ("torch", *_STRUCTURE):
             return False
-        if self._asks_a_tensor(op):
+        if self._reads_identity(op):
             return False
         return all(v in self.known for v in (*op.operands, *op.results))
 
-    def _asks_a_tensor(self, op: Op) -> bool:
+    def _reads_identity(self, op: Op) -> bool:
         """Whether the op reads a tensor's identity, or another fact that differs on a part."""
         if op.name in ("py.is", "py.is_not"):
             return all(v.type != t.NONE for v in op.operands)
         gives = any(self.tensors(v) for v in op.results)
-        return _is_torch(op) and not gives and not opdefs.has_kind(op.name, ("size",))
+        return is_torch(op) and not gives and not opdefs.has_kind(op.name, ("size",))
 
     def ends(self, start: int, stop: int) -> tuple[list[Value], list[Value]] | None:
         """Return the inputs and results of ops [start, stop), None if they cannot be a section's:
@@ -182,19 +182,20 @@ class Outer:
         held = [storage_of(x) for v in outputs for x in self.tensors(v)]
         made_here = set(held)
         if any(held.count(s) > 1 for s in made_here & self._seen):
-            return None  # the caller may write into one of them, and read the other
+            return None  # the caller may write one result and read the other
         given = {storage_of(x) for v in inputs for x in self.tensors(v)}
         if not made_here.isdisjoint(given):
-            return None  # a view of what was there before
+            return None  # a view of an operand
         if not made_here.isdisjoint(self.written(self.ops[stop:])):
-            return None  # what is joined is no view of another result, nor autograd's to be changed
+            return None  # a joined result is a copy, and autograd forbids writes into it
         return inputs, outputs
 
 
-def _is_torch(op: Op) -> bool:
+def is_torch(op: Op) -> bool:
+    """Whether the op is a function of PyTorch."""
     return op.name == "call_torch" or op.name.startswith("torch.")
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether it is a container with tensors in it."""
+    """Whether the value is a container of tensors."""
     return not isinstance(value, Tensor) and bool(tensors_in(value))

@@ -24,14 +24,14 @@ _STRUCTURE: Final = ("call_torch", "mutate", "if", "loop", "with", "yield", "und
 _IDENTITY: Final = ("py.is", "py.is_not")
 
 
-def kept_values(function: Function, args: Sequence[Any]) -> frozenset[Value]:
+def fixed_values(function: Function, args: Sequence[Any]) -> frozenset[Value]:
     """Return the values; see the module's text."""
-    kept = {v for v, x in zip(function.params, args, strict=True) if _is_in_key(x)}
+    fixed = {v for v, x in zip(function.params, args, strict=True) if _is_in_key(x)}
     for op in function.block.ops:
         inner = (o for block in op.blocks for o in walk(block))
-        if kept.issuperset(free_values([op])) and all(map(_follows, (op, *inner))):
-            kept.update(op.results)
-    return frozenset(kept)
+        if fixed.issuperset(free_values([op])) and all(map(_follows, (op, *inner))):
+            fixed.update(op.results)
+    return frozenset(fixed)
 
 
 def _is_in_key(value: Any) -> bool:
@@ -43,7 +43,7 @@ def _is_in_key(value: Any) -> bool:
 
 
 def _follows(op: Op) -> bool:
-    if op.name in _IDENTITY:  # whether two names mean one tensor is not kept
+    if op.name in _IDENTITY:  # whether two tensors are one object is not in the key
         return any(v.type == t.NONE for v in op.operands)
     if op.name.startswith("torch.") and not any(t.may_be_tensor(v.type) for v in op.results):
         return opdefs.has_kind(op.name, ("size",))

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from lowtide.budget.outer import Outer
+from lowtide.budget.outer import Outer, is_torch
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.saved_products import Products
 from lowtide.ir.core import Op, Value
@@ -20,7 +20,7 @@ from lowtide.ir.interpret import run_op
 from lowtide.specialise.region_boundaries import static_reason
 from lowtide.torch_private.tensors import storage_of
 
-_SHARES: Final = (1.0, 0.5)  # of what can be kept, in operations
+_SHARES: Final = (1.0, 0.5)  # of the operations whose results can be saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,8 @@ def _lists(rows: list[tuple[float, int, Value]], total: int) -> list[Choice]:
 
 
 def _is_left_to_pytorch(outer: Outer, op: Op) -> bool:
-    is_torch = op.name == "call_torch" or op.name.startswith("torch.")
-    is_whole = is_torch and len(op.results) == 1 and not op.blocks and bool(static_reason(op))
-    # not after a size that only the data know
+    is_whole = is_torch(op) and len(op.results) == 1 and not op.blocks and bool(static_reason(op))
+    # Values that depend on data are not known.
     return is_whole and all(v in outer.known for v in (*op.operands, *op.results))
 
 
@@ -85,7 +84,7 @@ def _products(outer: Outer, op: Op) -> list[tuple[object, int]]:
     with torch.no_grad(), Products() as products:
         try:
             run_op(op, env)
-        except Exception:  # it asks the data for a number, and is more than a product
+        except Exception:  # it reads a number from the data
             return []
     return products.found
 

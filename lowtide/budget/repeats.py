@@ -1,6 +1,6 @@
 """Folds a sequence of steps: parts that repeat become one `Repeat`.
 
-In: a sequence of comparable things. Out: the sequence with consecutive equal parts as one `Repeat`.
+In: a sequence of comparable items. Out: the sequence with consecutive equal parts as one `Repeat`.
 Repeats of one part are equal for any count, so that loops within loops fold, too.
 
     a b b b b c a b b b c a b b b b b c     ->      3 times (a, 3 to 5 times (b), c)
@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-LONGEST: Final = 64  # things that one step of a loop does, told one by one
-FEWEST: Final = 3  # repeats; fewer are read as they stand
+LONGEST: Final = 64  # items of the longest part
+FEWEST: Final = 3  # repeats; fewer are not folded
 
 
 @dataclass(frozen=True, slots=True)

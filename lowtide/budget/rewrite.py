@@ -45,11 +45,11 @@ class Row:
 
 
 def of_all(_: object) -> None:
-    """Nothing is known: the graph of any result may lead to any operand."""
+    """Return None: nothing is known, and the graph of any result may lead to any operand."""
 
 
 def of_no_op(_: Op) -> bool:
-    """Nothing is known about an op."""
+    """Return False: nothing is known about an op."""
     return False
 
 
@@ -116,7 +116,7 @@ class _Rewriter:
         pos = start
         for row in rows:
             if row.run.start < pos:
-                continue  # it lies within the one before
+                continue  # nested in the last one
             found += self.function.block.ops[pos : row.run.start]
             inner = _within(row.run, rows)
             row = replace(row, products=()) if inner else row

@@ -46,16 +46,16 @@ from lowtide.execute.driver import Driver
 from lowtide.ir.core import Function, Value
 
 _MOST_STEPS: Final = 24
-_MOST_TRIED: Final = 8  # sections that are made finer one by one
-_FACTORS: Final = (2, 16)  # times as many chunks
-_HALF: Final = 0.5  # of all that is made
+_MOST_TRIED: Final = 8  # sections whose number of chunks is tried one by one
+_FACTORS: Final = (2, 16)  # of the number of chunks at each step
+_HALF: Final = 0.5  # of all allocated bytes
 _MOST: Final = 0.75
-_LARGE: Final = 16  # of all that is made, one part is worth being done in chunks in a segment
-_CHUNKS: Final = 4  # of it, and times as many
-_BEFORE: Final = 1.15  # times as many bytes as the best list of the stage before, to begin with
-_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not run again; 0: one of them
-_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same, where products of the others are kept; or none
-_MOST_KEPT: Final = 8  # chunks; each is rehearsed
+_LARGE: Final = 16  # 1/16 of all allocated bytes: sections from here on run in chunks in segments
+_CHUNKS: Final = 4  # of these, and the factor at each step
+_BEFORE: Final = 1.15  # factor of the bytes of the best list so far, to begin with
+_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not recomputed; 0: one chunk
+_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same if products of the others are saved; or none
+_MOST_KEPT: Final = 8  # chunks that are not recomputed: a dry run runs each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +96,19 @@ def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[
     driver = Driver(driver.function, tiles=driver.tiles)
     dry_run = DryRun(driver, args)
     yield _plan(driver, dry_run)
-    function = _rewritten(driver, lambda: decided(driver, args), "which branches are decided")
+    function = _rewritten(driver, lambda: decided(driver, args), "decided branches")
     driver = Driver(function, tiles=driver.tiles)
     trials = _Trials(driver, args)
     yield trials.plan({})
     function = _rewritten(
-        driver, lambda: to_channels_last(Outer(driver, args)), "how its images lie"
+        driver, lambda: to_channels_last(Outer(driver, args)), "the layout of images"
     )
     if function is not driver.function:
         driver = Driver(function, tiles=driver.tiles)
         trials = _Trials(driver, args)
         yield trials.plan({})
     yield from _strategies(trials, dry_run.records, budget_bytes)
-    function = _rewritten(
-        driver, lambda: with_unrolled_loops(driver, args), "how loops are written out"
-    )
+    function = _rewritten(driver, lambda: with_unrolled_loops(driver, args), "unrolling of loops")
     if function is not driver.function:
         trials = _Trials(Driver(function, tiles=driver.tiles), args)
         yield trials.plan({})
@@ -133,8 +131,8 @@ def _strategies(trials: _Trials, records: bool, budget_bytes: float) -> Iterator
         freed = sum(map(cutter.outer.inner_bytes, found)) / max(sum(cutter.outer.made_bytes), 1)
         if freed < _MOST:
             strategies.insert(0 if freed < _HALF else 1, _in_segments(trials, cutter, found))
-    for road in strategies:
-        yield from road
+    for strategy in strategies:
+        yield from strategy
 
 
 def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
@@ -182,7 +180,7 @@ def _with_segments(
             least.see(plan.peak_bytes, most_bytes)
             yield plan
         if not segments:
-            break  # nothing is computed again, for whatever bytes
+            break  # nothing is left to recompute
 
 
 def _in_chunks(
@@ -203,7 +201,7 @@ def _in_chunks(
         chunks, best = step
         if records and best.peak_bytes <= budget_bytes:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
-        if again is not None:  # all ops once more: some chunks of them cost less
+        if again is not None:  # recomputing everything costs more than some chunks
             yield again
             again = None
         yield best
@@ -242,7 +240,7 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
             choices={c: worth_keeping(outer, c) for c in runs},
         )
     except Exception as fault:
-        faults.survive(fault, f"{driver.function.name}: what can be done in chunks, or again")
+        faults.survive(fault, f"{driver.function.name}: chunks and recomputation")
         return _Parts()
 
 

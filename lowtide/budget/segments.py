@@ -4,9 +4,9 @@ In: an `Outer`. Out: `Candidate`s of one chunk, with the values that they make, 
 
     a = relu(norm(conv(x)))       ┐ a segment: returns a, saves x
     b = relu(norm(conv(a)))       ┘
-    c = up(pool(b))               ┐ another, keeps b
+    c = up(pool(b))               ┐ another: saves b
     d = relu(norm(conv(c)))       ┘
-    …                               the rest keeps what its gradients read, as ever
+    …                               the rest saves what its gradients read, as usual
 
 `cheapest` chooses among them for a number of bytes. Running statistics and counters of batches are
 written once, in the forward pass; the recomputed block does not write them.
@@ -34,29 +34,30 @@ class Cutter:
         self.effects = effects
         self.states = self._states()
         self.built_bytes = _built_bytes(outer)
-        self.made_bytes = self.built_bytes  # less what is done in chunks
+        self.made_bytes = self.built_bytes  # less in sections that run in chunks
         self._held_at: dict[int, frozenset[int]] = {}
         self._held_by: dict[tuple[int, int], frozenset[int]] = {}
         self._known_farthest: dict[int, int] = {}
         self._candidates: dict[tuple[int, int], Candidate | None] = {}
-        self.ends: list[int] = []  # of segments, beside what is done in chunks
-        self.inside: set[int] = set()  # positions within what is done in chunks
+        self.ends: list[int] = []  # possible ends of segments
+        self.inside: set[int] = set()  # positions inside sections that run in chunks
 
     def beside(self, chunks: Mapping[Candidate, int]) -> float:
-        """Take these chunks as given: no segment cuts them. Returns the bytes of all values."""
+        """Set the sections that run in chunks: no segment begins or ends inside them. Returns the
+        bytes of all values."""
         starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
         self.inside = set(starts)
         self.made_bytes = list(self.built_bytes)
         for c, count in chunks.items():
             made = sum(self.made_bytes[c.start : c.stop])
-            inner = min(self.outer.inner_bytes(c), made)  # kernels may build less
+            inner = min(self.outer.inner_bytes(c), made)  # kernels may allocate less
             self.made_bytes[c.start : c.stop] = [0] * (c.stop - c.start)
             self.made_bytes[c.stop - 1] = made - inner + inner // count
         self.ends = sorted({starts.get(pos, pos) for pos in self._ends})
         return float(sum(self.made_bytes))
 
     def candidate(self, start: int, stop: int) -> Candidate | None:
-        """Return the segment of these ops, None if it is none or does not pay."""
+        """Return the segment of these ops, None if there is none or it does not pay."""
         if start in self.inside or stop in self.inside or self._farthest(start) < stop:
             return None
         key = start, stop
@@ -112,7 +113,7 @@ class Cutter:
         return sum(self.outer.nbytes[s] for s in held)
 
     def _states(self) -> set[int]:
-        """Return the memory of arguments that is theirs alone and has no gradient."""
+        """Return the memory of arguments that share it with no other, and have no gradient."""
         held = {storage_of(x) for x, _ in self.outer.pairs if self.effects.carries(x)}
         return self.outer.single - held
 
@@ -177,7 +178,7 @@ class Cutter:
         )
 
     def _is_state(self, v: Value, start: int, stop: int) -> bool:
-        """Whether it is written here, and so read by nothing else."""
+        """Whether the segment writes the value, so that nothing else in it reads it."""
         held = {storage_of(x) for x in self.outer.tensors(v)}
         return any(held & row.writes for row in self.effects.rows[start:stop])
 

@@ -1,8 +1,8 @@
-"""Simulates kernels and backward passes on the meta device, for the account of memory.
+"""Simulates kernels and backward passes on the meta device, to count their memory.
 
 In: a `Ledger`, and an executable with its memory plan. Out: entries of the ledger.
 
-    simulate(ledger, exe, symbols)([a, b], sizes, numbers)   books its memory; gives meta outputs
+    simulate(ledger, exe, symbols)([a, b], sizes, numbers)   meta outputs; enters the memory
     backward(ledger, results)                                runs the engine on dense cotangents
 """
 
@@ -51,7 +51,7 @@ def simulate(
                     else torch.empty(shape, dtype=d.dtype.torch, device="meta")
                 )
         for name, tensor in zip(program.results, made, strict=True):
-            if executable.input_under(name):  # whose memory is in the account
+            if executable.input_under(name):  # its memory is counted already
                 continue
             ledger.adopt(tensor, left.pop(name))
         for entry in left.values():
@@ -79,9 +79,9 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     ledger.at("cotangent", UNKNOWN_LOC, "gradient")
     ledger.watch(carrying)
     cotangents = [torch.ones_like(x) for x in carrying]
-    ledger.python_has(cotangents)  # so that the engine adds nothing to them in their place
+    ledger.python_has(cotangents)  # so that the engine does not accumulate into them
     try:
-        with torch.autograd.set_detect_anomaly(False):  # which looks for NaN in what has no values
+        with torch.autograd.set_detect_anomaly(False):  # it would read values
             torch.autograd.backward(carrying, cotangents)
     except (RuntimeError, NotImplementedError) as fault:
         words = re.split(r"[.\n]", str(fault))[0]

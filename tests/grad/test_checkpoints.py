@@ -183,7 +183,7 @@ def test_random_numbers_and_statistics_as_in_eager(entry: Any) -> None:
     for a, b in zip(net.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     torch.testing.assert_close(net.state_dict(), eager.state_dict())
-    assert "run again in the backward pass" in str(compiled.explain(x))
+    assert "recomputed in the backward pass" in str(compiled.explain(x))
 
 
 @pytest.mark.parametrize("entry", [lt.script, lt.compile], ids=["script", "compile"])
@@ -273,7 +273,7 @@ def test_captured_values_and_gradients() -> None:
 
 def test_why_one_is_kept_is_told() -> None:
     x, w = torch.randn(5, 40, requires_grad=True), torch.randn(40, 40)
-    assert "a checkpoint that PyTorch runs again" in str(lt.script(of_a_list).explain(x, w))
+    assert "a checkpoint that PyTorch recomputes" in str(lt.script(of_a_list).explain(x, w))
 
 
 def scaled_if_cast(x, w):
@@ -338,7 +338,7 @@ def test_other_spellings(make: Callable[[], nn.Module]) -> None:
         f(x).square().mean().backward()
         found.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(found[0], found[1])
-    assert "run again in the backward pass" in str(compiled.explain(x))
+    assert "recomputed in the backward pass" in str(compiled.explain(x))
 
 
 def test_another_partial_is_another_program() -> None:
