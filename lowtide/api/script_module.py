@@ -203,7 +203,8 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         held: dict[str, _Module | None] = own["_lowtide_root"].__dict__["_modules"]
         if own.get("_lowtide_wrapped") != list(held.items()):
             own["_lowtide_wrapped"] = list(held.items())
-            own["_modules"] = {k: None if m is None else self._wrap(m) for k, m in held.items()}
+            wrapped = {k: None if m is None else self._wrap(m) for k, m in held.items()}
+            own["_modules"] = _Parts(held, wrapped)
         return own["_modules"]
 
     def _wrap(self, module: _Module) -> ScriptModule:
@@ -267,19 +268,46 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
     def __setattr__(self, name: str, value: Any) -> None:
         own = self.__dict__
         root: _Module = own["_lowtide_root"]
-        if name in own and isinstance(own[name], ScriptMethod):
+        is_method = name in own and isinstance(own[name], ScriptMethod)
+        if is_method or name in ("forward", "__class__"):
             whole = next(iter(own["_lowtide_wraps"].values()))
-            if own["_lowtide_given"] and (whole is not self or name != "forward"):
+            is_given = own["_lowtide_given"] or whole.__dict__["_lowtide_given"]
+            if is_given and (whole is not self or name != "forward"):
                 raise AttributeError(
-                    f"{name}() of a traced or loaded module cannot be replaced: programs that call "
+                    f"{name} of a traced or loaded module cannot be replaced: programs that call "
                     "it have it in them; replace it in the Python module, then trace or save it"
                 )
+        if is_method:
             own[name] = value
             if own["_lowtide_given"]:
                 return
         if "_lowtide_adopts" in root.__dict__:
             value = root.__dict__["_lowtide_adopts"](root, name, value)
         setattr(root, name, _bare(value) if isinstance(value, _Module) else value)
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raises a RuntimeError for a part of a traced module, whose program would not call it."""
+        self._check_hooked()
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raises a RuntimeError for a part of a traced module, whose program would not call it."""
+        self._check_hooked()
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Raises a RuntimeError for a part of a traced module, whose program would not call it."""
+        self._check_hooked()
+        return super().register_full_backward_hook(*args, **kwargs)
+
+    def _check_hooked(self) -> None:
+        whole = next(iter(self.__dict__["_lowtide_wraps"].values()))
+        is_part = whole is not self and not self.__dict__["_lowtide_given"]
+        if is_part and whole.__dict__["_lowtide_given"]:
+            raise RuntimeError(
+                "a hook of a part of a traced or loaded module would never be called: the program "
+                "of the whole has the part in it; register it before tracing or saving"
+            )
 
     def __delattr__(self, name: str) -> None:
         delattr(self.__dict__["_lowtide_root"], name)
@@ -335,6 +363,31 @@ def _overridden(cls: type[_Module]) -> tuple[str, ...]:
     own = [c for c in cls.__mro__[: cls.__mro__.index(_Module)] if not is_torch_class(c)]
     found = {name: member for c in own for name, member in vars(c).items() if name in _OVERRIDABLE}
     return tuple(name for name, member in found.items() if decorators.modifier(member) is None)
+
+
+class _Parts(dict[str, Any]):
+    """The wrapped submodules of a compiled module; what is put in or taken out, the root's are."""
+
+    def __init__(self, held: dict[str, _Module | None], wrapped: dict[str, Any]) -> None:
+        super().__init__(wrapped)
+        self._held = held
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._held[name] = _bare(value)
+
+    def __delitem__(self, name: str) -> None:
+        del self._held[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        found = self.get(name)
+        held = self._held.pop(name, *default)
+        return held if found is None else found
+
+    def update(self, *args: Any, **more: Any) -> None:
+        self._held.update(_bare(dict(*args, **more)))
+
+    def clear(self) -> None:
+        self._held.clear()
 
 
 class _Container(WrappedModule):

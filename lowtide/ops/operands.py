@@ -300,8 +300,8 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
 def size_list(value: Any) -> list[Size]:
     """The sizes in a list operand: (2, 3), or 5 for (5,)."""
     sizes: list[Any] = list(value) if is_list(value) else [value]
-    if not all(isinstance(s, int | Index) for s in sizes):
-        raise Unsupported("a size that is known only at run time")
+    if not all(isinstance(s, int | Index) and not isinstance(s, bool) for s in sizes):
+        raise Unsupported("a size that is a bool, or known only at run time")
     return sizes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from typing import Any
 
 import pytest
@@ -247,3 +248,40 @@ def test_a_bool_is_no_size_or_dim(fn: Any) -> None:
         with pytest.raises(TypeError):
             f(X[None], True)
     torch.testing.assert_close(lt.script(fn)(X[None], 1), fn(X[None], 1))
+
+
+def spread(v: Any):
+    return {**v}
+
+
+@pytest.mark.parametrize("value", ["ab", 3, None, torch.ones(2)])
+def test_what_is_spread_in_a_dict_is_a_mapping(value: Any) -> None:
+    scripted = lt.script(spread)
+    scripted({"a": 1})
+    with pytest.raises(TypeError, match="object is not a mapping"):
+        scripted(value)
+
+
+def rows_multiplied(x: Tensor):
+    return math.prod(x)
+
+
+def items_multiplied(x: Tensor, y: Tensor):
+    return math.prod([x, y]), math.prod((2, 3)), math.prod([0.5, 4])
+
+
+def test_the_product_of_a_tensor_is_that_of_its_rows() -> None:
+    for x in (torch.arange(1.0, 7).view(2, 3), torch.tensor([2, 3]), torch.ones(0)):
+        torch.testing.assert_close(lt.script(rows_multiplied)(x), math.prod(x))
+    found, *others = lt.script(items_multiplied)(X, X + 1)
+    torch.testing.assert_close(found, X * (X + 1))
+    assert others == [6, 2.0]
+
+
+def row_of(there: bool):
+    return torch.zeros([there, 2])
+
+
+def test_a_bool_in_a_list_of_sizes_is_refused_by_pytorch() -> None:
+    with pytest.raises(TypeError, match="must be tuple of ints"):
+        lt.script(row_of)(True)

@@ -318,3 +318,49 @@ def test_an_attribute_that_hides_a_part() -> None:
         torch.testing.assert_close(made(x), m(x))
     del m.fc.__dict__["weight"]
     torch.testing.assert_close(made(x), m(x))
+
+
+# ---- what is put into a compiled module's `_modules`, and into parts of recorded ones -----------
+
+
+class TwoParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.b = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))
+
+
+def test_what_is_put_into_modules_is_a_part() -> None:
+    plain, x = TwoParts(), torch.rand(2, 3)
+    made = lt.script(copy.deepcopy(plain))
+    made(x)
+    for m in (plain, made):
+        m._modules["a"] = nn.Tanh()
+        m.b._modules.update({"1": nn.Sigmoid()})
+    torch.testing.assert_close(made(x), plain(x))
+    for m in (plain, made):
+        m.b._modules.pop("1")
+        del m.b._modules["0"]
+    torch.testing.assert_close(made(x), plain(x))
+    made.b._modules.clear()
+    assert list(made.b.children()) == []
+
+
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_parts_of_a_trace_are_not_exchanged_unseen(through_a_file: bool) -> None:
+    x = torch.rand(2, 3)
+    traced = lt.trace(TwoParts(), x)
+    traced = reloaded(traced) if through_a_file else traced
+    with pytest.raises(AttributeError, match=r"forward of a traced or loaded module"):
+        traced.a.forward = torch.tanh
+    with pytest.raises(AttributeError, match=r"__class__ of a traced or loaded module"):
+        traced.a.__class__ = nn.Identity
+    for register in ("forward_hook", "forward_pre_hook", "full_backward_hook"):
+        with pytest.raises(RuntimeError, match=r"would never be called"):
+            getattr(traced.a, f"register_{register}")(lambda *_: None)
+    traced._modules["a"] = nn.Tanh()
+    with pytest.raises(lt.CompileError, match=r"`self.a` was Linear, is Tanh"):
+        traced(x)

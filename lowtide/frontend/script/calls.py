@@ -312,10 +312,11 @@ def _math_call(c: Context, name: str, call: Call) -> Node:
     check_count(c, call)
     operands = [c.as_value(a, call.node) for a in call.args]
     read = "py.index" if name.removeprefix("math.") in MATH_OF_INTS else "py.float"
-    plain = [c.py(call.node, read, o) if t.is_tensor(o.type) else o for o in operands]
+    if name != "math.prod":  # which goes over the rows
+        operands = [c.py(call.node, read, o) if t.is_tensor(o.type) else o for o in operands]
     if call.keywords:
         raise c.error(call.node, f"{name} with keywords", "positional arguments")
-    return c.py(call.node, name, *plain)
+    return c.py(call.node, name, *operands)
 
 
 def _static_call(c: Context, call: Call, callee: PythonObject) -> Node:

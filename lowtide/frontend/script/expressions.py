@@ -311,7 +311,7 @@ def _spread_dict(c: Context, node: ast.Dict) -> Value:
             c.builder.widen(made, joined)
         elif isinstance(item.type, ListType | TupleType):
             raise c.error(value, f"`**` of {describe(item)}, which is no dict", "dict(…) of it")
-        c.effect("dict.update", made, item)
+        c.effect("dict.update" if isinstance(item.type, DictType) else "dict.spread", made, item)
     return made
 
 

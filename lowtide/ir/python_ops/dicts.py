@@ -122,6 +122,15 @@ _READING: _Rows = {
     "dict.values": (_values, _listed(lambda d: d.value)),
     "dict.items": (_items, _listed(lambda d: t.tuple_of(d.key, d.value))),
 }
+
+
+def _spread(held: dict[Any, Any], more: Any) -> None:
+    """`{**more}`, of which the run knows whether it is a mapping."""
+    if not hasattr(more, "keys"):
+        raise TypeError(f"{type(more).__name__!r} object is not a mapping")
+    held.update(more)
+
+
 _WRITING: _Rows = {
     "dict.set": (_set, _none),
     "dict.delete": (_delete, _none),
@@ -129,6 +138,7 @@ _WRITING: _Rows = {
     "dict.popitem": (_own("popitem"), lambda o: _pair(o[0])),
     "dict.setdefault": (_own("setdefault"), _setdefault),
     "dict.update": (_own("update"), _none),
+    "dict.spread": (_spread, _none),
     "dict.clear": (_own("clear"), _none),
 }
 

@@ -264,7 +264,6 @@ MATH_OF_INTS = ("gcd", "lcm", "isqrt", "factorial", "comb", "perm")
 _MATH_INTS = ("floor", "ceil", "trunc", *MATH_OF_INTS)
 _MATH_BOOLS = ("isnan", "isinf", "isfinite", "isclose")
 _MATH_OTHERS: dict[str, Type] = {
-    "prod": t.NUMBER,
     "modf": TupleType((t.FLOAT, t.FLOAT)),
     "frexp": TupleType((t.FLOAT, t.INT)),
 }
@@ -277,6 +276,16 @@ _CMATH: dict[str, Type] = {
     "polar": TupleType((t.FLOAT, t.FLOAT)),
     **dict.fromkeys(("isnan", "isinf", "isfinite", "isclose"), t.BOOL),
 }
+
+
+def _product(operands: Sequence[Type]) -> Type:
+    match operands[0]:
+        case ListType(elem) if t.is_number(elem):
+            return t.NUMBER
+        case TupleType(elems) if all(map(t.is_number, elems)):
+            return t.NUMBER
+        case _:
+            return t.ANY
 
 
 # For some operands of the right types: 0, the negative, the infinite, the empty.
@@ -294,6 +303,7 @@ def _rows() -> list[OpDef]:
     for names, result in ((_MATH_FLOATS, t.FLOAT), (_MATH_INTS, t.INT), (_MATH_BOOLS, t.BOOL)):
         rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
     rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
+    rows["math.prod"] = (math.prod, _product)
     rows |= {f"cmath.{n}": (getattr(cmath, n), always(r)) for n, r in _CMATH.items()}
     raising = [f"py.{name}" for name in _RAISING]
     raising += [name for name in rows if name.startswith(("math.", "cmath."))]
