@@ -471,7 +471,8 @@ class Arrangement:
                 self.grid = (*self.grid[:-1], Tiled(main, rows))
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
-        """How far a float sum goes before its part is added.
+        """How far a float sum goes before its part is added: each step has all terms of its axes of
+        fixed extent.
 
         Alone in its nest it has a register for each loop. Beside others, which keep other axes, it
         may be updated in memory: then so many terms over all its axes."""
@@ -480,12 +481,14 @@ class Arrangement:
             yield lanes, SUM_TILE
         swept = [a for a in terms if a not in self.grid_axes()]
         beside = [i for i in self.all_items() if i.kind == "reduce" and same_points(i, item)]
+        short = math.prod(a.extent.const or 1 for a in item.over if a is not lanes)
+        most = max(SUM_TILE // short, 8)
         if all(set(i.over) == set(item.over) for i in beside):
-            yield from ((a, SUM_TILE) for a in swept)
+            yield from ((a, most) for a in swept)
             return
         held = math.prod(min(t.tile or 1, SUM_TILE) for t in self.grid if t.axis in terms)
         for a in swept:
-            tile = int((SUM_TILE // held) ** (1 / len(swept)))
+            tile = int((most // held) ** (1 / len(swept)))
             yield a, max(tile // 8 * 8, 8)
 
     def _rank(self) -> dict[Axis, tuple[int, int, int]]:
