@@ -285,3 +285,25 @@ def row_of(there: bool):
 def test_a_bool_in_a_list_of_sizes_is_refused_by_pytorch() -> None:
     with pytest.raises(TypeError, match="must be tuple of ints"):
         lt.script(row_of)(True)
+
+
+class Sized:
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def length_of(sized: Sized):
+    return len(sized)
+
+
+def test_a_length_is_an_int_that_is_not_negative() -> None:
+    scripted = lt.script(length_of)
+    assert [scripted(Sized(n)) for n in (3, True)] == [3, 1]
+    assert type(scripted(Sized(True))) is int
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        scripted(Sized(2.5))
+    with pytest.raises(ValueError, match="should return >= 0"):
+        scripted(Sized(-3))

@@ -135,17 +135,23 @@ def _len(c: Context, call: Call) -> Node:
     c.check_no_iterator(found, call.node.args[0])
     on_module = call_own(c, call.node, found, "__len__")
     if on_module is not None:
-        return on_module
+        return _as_length(c, call, on_module)
     if isinstance(found, ModuleRef) and not hasattr(found.module, "__len__"):
         raise c.error(call.node, f"{describe(found)} has no len()", "a `__len__` of its class")
     if not isinstance(found, Value):
         return iterate(c, found, call.node).length
     on_object = class_operators.unary(c, call.node, found, "__len__")
     if on_object is not None:
-        return on_object
+        return _as_length(c, call, on_object)
     if t.is_tensor(found.type):
         return torch_call(c, call.node, "Tensor.size", [found, c.const(0)], {})
     return c.py(call.node, "py.len", found)
+
+
+def _as_length(c: Context, call: Call, found: Node) -> Node:
+    """What `len` gives for what a `__len__` has returned: an int, or Python's error."""
+    is_int = isinstance(found, Value) and found.type == t.INT
+    return found if is_int else c.py(call.node, "py.length", c.as_value(found, call.node))
 
 
 def _text(op_name: str, *methods: str) -> Builtin:

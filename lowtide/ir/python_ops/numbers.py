@@ -213,6 +213,20 @@ _OPERATORS: dict[str, tuple[Run, ResultType]] = {  # of a tensor, a tensor
     "ge": (operator.ge, _ordered),
 }
 
+
+class _Sized:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _checked_length(found: int) -> int:
+    """What `len` makes of the result of a `__len__`."""
+    return len(_Sized(found))
+
+
 _OTHERS: dict[str, tuple[Run, ResultType]] = {
     "round": (round, _round),
     "divmod": (divmod, _divmod),
@@ -241,6 +255,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
         f"py.slice_{part}": (operator.attrgetter(part), always(OptionalType(t.INT)))
         for part in ("start", "stop", "step")
     },
+    "py.length": (_checked_length, always(t.INT)),
     "py.range_len": (_range_len, always(t.INT)),
     "py.device": (torch.device, always(t.DEVICE)),
     "py.device_type": (operator.attrgetter("type"), always(t.STR)),
@@ -290,7 +305,7 @@ def _product(operands: Sequence[Type]) -> Type:
 
 # For some operands of the right types: 0, the negative, the infinite, the empty.
 _RAISING = (
-    *("int", "float", "complex", "index", "round", "range", "pow_mod", "max", "min"),
+    *("int", "float", "complex", "index", "length", "round", "range", "pow_mod", "max", "min"),
     *("truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift"),
 )
 
