@@ -25,9 +25,9 @@ def full_table(result: ProgramResult) -> str:
     rows = [
         [
             found.name,
-            _ms(found.min_ms),
-            _ms(found.median_ms),
-            _ms(found.first_call_ms),
+            format_ms(found.min_ms),
+            format_ms(found.median_ms),
+            format_ms(found.first_call_ms),
             format_bytes(found.peak_bytes),
             format_bytes(found.extra_bytes),
             format_bytes(found.predicted_bytes),
@@ -101,14 +101,10 @@ def _cell(found: VariantResult | None) -> str:
     if found.min_ms is None:
         return "failed" if found.error else "-"
     wrong = " WRONG" if found.agrees is False else ""
-    return f"{_ms(found.min_ms)}, {format_bytes(found.extra_bytes)}{wrong}"
+    return f"{format_ms(found.min_ms)}, {format_bytes(found.extra_bytes)}{wrong}"
 
 
 def _ratio(theirs: VariantResult | None, ours: VariantResult | None) -> str:
     if theirs is None or ours is None or not theirs.min_ms or not ours.min_ms:
         return "-"
     return f"{theirs.min_ms / ours.min_ms:.1f}×"
-
-
-def _ms(time_ms: float | None) -> str:
-    return format_ms(None if time_ms is None else time_ms * 1e6)

@@ -218,7 +218,7 @@ def _time_cell(measured: Measured, name: str) -> str:
         return "skipped" if "skipped" in known.get("error", "") else (
             "failed" if "error" in known else "-"
         )  # fmt: skip
-    return format_ms(time_ms * 1e6) + (" WRONG" if _wrong(known) else "")
+    return format_ms(time_ms) + (" WRONG" if _wrong(known) else "")
 
 
 def _ratio(theirs: float | None, ours: float | None) -> str:

@@ -30,7 +30,7 @@ from lowtide.codegen.host.program import HostProgram, Over
 from lowtide.codegen.host.python import python_text, scope_of
 from lowtide.codegen.kernels import KernelInfo, Kernels
 from lowtide.codegen.machines import CPU, Kind, kernels_of
-from lowtide.memory.plan import Event, MemoryPlan, peak_of
+from lowtide.memory.plan import Event, RunPeak, peak_of
 from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
 from lowtide.texpr.partition import Loop, Part
@@ -187,7 +187,7 @@ class Executable:
         """Return the predicted time of a run, 0 without a model. A loop counts as one step."""
         return sum(x.time_ns(sizes) for x in self.kernels_by_head.values())
 
-    def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
+    def memory(self, sizes: Mapping[str, int]) -> RunPeak:
         """Return the peak of a run: results, live temporaries, work memory of the threads."""
         return peak_of(self.events(sizes))
 

@@ -30,7 +30,7 @@ from lowtide.codegen.executable import Executable, compile_program
 from lowtide.codegen.kernels import KernelInfo, Kernels
 from lowtide.codegen.machines import Kind
 from lowtide.errors import BackendError
-from lowtide.memory.plan import Event, MemoryPlan
+from lowtide.memory.plan import Event, RunPeak
 from lowtide.runtime import facts
 from lowtide.runtime.block_kernels import KernelFault
 from lowtide.texpr.expr import Program
@@ -201,7 +201,7 @@ class Tuned:
         text = "\n".join(f"{ms:10.3f} ms  {name or 'usual'}" for name, ms in rows)
         return [*([("tilings", text)] if text else []), *self._latest.executable.stages]
 
-    def memory(self, sizes: Mapping[str, int]) -> MemoryPlan:
+    def memory(self, sizes: Mapping[str, int]) -> RunPeak:
         return self._at(sizes).memory(sizes)
 
     def events(self, sizes: Mapping[str, int]) -> Iterator[Event]:

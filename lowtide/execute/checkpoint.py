@@ -26,7 +26,6 @@ BY_PYTORCH: Final = (
     "lists or objects, which hide gradients"
 )
 _CARRYING: Final = (t.TENSOR, t.OptionalType(t.TENSOR))
-_NEW: Final = ("pointwise", "contraction", "factory")
 _PLAIN: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 
 

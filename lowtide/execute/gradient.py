@@ -32,7 +32,6 @@ from lowtide.execute.value_and_grad import ValueAndGrad, value_and_grad
 from lowtide.ir.dtypes import HALVES, f32
 from lowtide.texpr import autodiff
 from lowtide.texpr import expr as ex
-from lowtide.texpr.autodiff import given_name
 from lowtide.texpr.contribution import Scatter
 from lowtide.texpr.equal_gradients import with_equal_gradients
 from lowtide.texpr.expr import Cast, Def, Program, Reduce
@@ -424,11 +423,6 @@ def cotangent_pattern(g: torch.Tensor) -> tuple[torch.Tensor, tuple[bool, ...]]:
         if core.is_contiguous():
             return g, expanded
     return g.contiguous(), (False,) * g.dim()
-
-
-def given_input(output: str) -> str:
-    """Return the name of an output's cotangent among the inputs of a backward Program."""
-    return given_name(output)
 
 
 def _strides(shape: tuple[Index, ...], expanded: tuple[bool, ...]) -> tuple[Index, ...]:

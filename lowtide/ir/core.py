@@ -223,11 +223,6 @@ def print_function(
     return _Printer(locs, full_paths, marks or {}).function(fn)
 
 
-def print_op(op: Op) -> str:
-    """One op (and its blocks) as it looks on its own, for messages."""
-    return "\n".join(_Printer(True, False, {}).op(op, 0))
-
-
 class _Printer:
     def __init__(self, locs: bool, full_paths: bool, marks: Mapping[Op, str]) -> None:
         self.locs = locs

@@ -84,11 +84,6 @@ def find(name: str) -> OpDef | None:
     return TABLE.get(name)
 
 
-def all_defs() -> tuple[OpDef, ...]:
-    """Every row of the table."""
-    return tuple(TABLE.values())
-
-
 _records: Callable[[str], RecordLike] | None = None
 
 

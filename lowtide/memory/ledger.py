@@ -183,12 +183,8 @@ class Ledger(OwnMode):
 
     def mark(self, results: Sequence[torch.Tensor]) -> None:
         """Attribute allocations in the backward pass of these results to this op's line, too."""
-        todo: list[Any] = [x.grad_fn for x in results if x.grad_fn is not None]
-        while todo:
-            node = todo.pop()
-            if node is not None and _NODE not in node.metadata:
-                node.metadata[_NODE] = self.name, self.loc
-                todo += [below for below, _ in node.next_functions]
+        for node in nodes_of(results, stop_at=_NODE):
+            node.metadata[_NODE] = self.name, self.loc
 
     def watch(self, results: Sequence[torch.Tensor]) -> None:
         """Record which node of these results' backward pass ran last."""

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 
 from lowtide.torch_private.dispatch import schema_of
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import is_zero_tensor, storage_of
 
 Tensor = torch.Tensor
@@ -117,7 +118,7 @@ def _form(x: Tensor) -> _Form:
 def _given_by(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given:
     if args and result is args[0]:
         return "first"
-    storages = {storage_of(x) for x in _tensors([*args, *kwargs.values()])}
+    storages = {storage_of(x) for x in tensors_in([*args, *kwargs.values()])}
     if type(result) is not tuple:
         return _fresh_form(result, storages)
     results = cast("tuple[Any, ...]", result)
@@ -136,14 +137,6 @@ def _fresh_form(x: Any, others: set[int]) -> _Form:
         raise _UnknownError
     others.add(storage_of(x))
     return form
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if type(value) in _TENSORS:
-        yield value
-    elif type(value) in _SEQUENCES:
-        for item in value:
-            yield from _tensors(item)
 
 
 def _remember(key: Hashable, given: _Given) -> None:

@@ -1,6 +1,6 @@
 """A memory plan: the bytes that a program holds at its peak, known before it runs.
 
-In: `Event`s, the allocations and frees of a run in order. Out: `peak_of(events)`, a MemoryPlan.
+In: `Event`s, the allocations and frees of a run in order. Out: `peak_of(events)`, a RunPeak.
 
     print(peak_of(events))
     peak 8000000 bytes = 4*N*M
@@ -28,7 +28,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class RunPeak:
     """`peak_bytes` of one call, with outputs and temporaries, without inputs. `formula` in the
     sizes of the inputs. `buffers`: what is alive at the peak."""
 
@@ -50,7 +50,7 @@ class Event:
     takes: bool
 
 
-def peak_of(events: Iterable[Event]) -> MemoryPlan:
+def peak_of(events: Iterable[Event]) -> RunPeak:
     """Return the plan at the moment of the peak."""
     held: dict[str, Held] = {}
     total = 0
@@ -66,4 +66,4 @@ def peak_of(events: Iterable[Event]) -> MemoryPlan:
         if total > best[0]:
             best = (total, [h for h in held.values() if h.nbytes])
     formula = " + ".join(h.formula for h in best[1]) or "0"
-    return MemoryPlan(peak_bytes=best[0], formula=formula, buffers=tuple(best[1]))
+    return RunPeak(peak_bytes=best[0], formula=formula, buffers=tuple(best[1]))

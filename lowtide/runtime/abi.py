@@ -13,9 +13,6 @@ The C code below includes no headers, so it compiles fast and for any target.
 
 from __future__ import annotations
 
-PARALLEL_FOR_SLOT = 0
-THREADS_SLOT = 1
-FIRST_SLOT = 2
 SLOT_BYTES = 8
 SLOT_CODES = "Pqd"
 

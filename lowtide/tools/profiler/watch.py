@@ -298,21 +298,13 @@ class ThreadWatcher(Watcher):
         try:
             if self.has_stopped:
                 return func(*args, **(kwargs or {}))
-            code, at = user_place(frame_at(1))
-            now_ns = time.perf_counter_ns()
-            self.note((now_ns, code, at, self.module, self.ended_ns))
-            if now_ns > self.next_anchor_ns:
-                self.anchor()
-            result = func(*args, **(kwargs or {}))
-            self.ended_ns = time.perf_counter_ns()
+            result = super()._called(func, types, args, kwargs)
             if func is RANGE_BEGINS:
                 self.depth += 1
                 self._ranges += 1
             elif func is RANGE_ENDS and self._ranges:
                 self.depth -= 1
                 self._ranges -= 1
-            if isinstance(result, torch.Tensor) and result.numel() >= _LARGE_ELEMENTS:
-                self._note_result(result)
             return result
         finally:
             self.depth -= 1
