@@ -1,9 +1,9 @@
 """Vector mathematics for generated kernels: C text without headers, without libc.
 
 In: names of functions, the lane count of the kernel, the bytes of a hardware vector. Out: C text.
-Always: only what is asked for and what that needs, callees first; no undefined symbol. A function
-is inlined, except where a kernel calls so many that they would be most of what the C compiler works
-on: it takes much longer for one long function than for several short ones.
+Invariant: only what is asked for and what that needs, callees first; no undefined symbol. A
+function is inlined, except where a kernel calls so many that they would be most of what the C
+compiler works on: it takes much longer for one long function than for several short ones.
 
     types(16, 64) + functions(["exp_f32"], 16, 64)
       → typedef float f32v …;  LT_INLINE f32v fma_f32(…) {…}  …  LT_INLINE f32v exp_f32(f32v x) {…}

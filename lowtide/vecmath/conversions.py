@@ -2,8 +2,9 @@
 
 In: nothing. Out: `Snippet`s `cast_<from>_<to>`; bool is a mask (i32v), bf16 and f16 are bit
 patterns (u16v).
-Always: no trap; a NaN stays a NaN; 16-bit formats round to nearest, ties to even, with subnormals;
-f64 reaches them through f32, as in torch. A float outside the integer's range gives some integer.
+Invariant: no trap; a NaN stays a NaN; 16-bit formats round to nearest, ties to even, with
+subnormals; f64 reaches them through f32, as in torch. A float outside the integer's range gives
+some integer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """exp, log, sin, … as templates for f32 and f64, and the few that differ between the two.
 
 In: the table of coefficients. Out: `Snippet`s `exp_f32`, `exp_f64`, ….
-Always: NaN gives NaN, infinities and zeros behave as in C99, subnormals are kept, no lane traps.
+Invariant: NaN gives NaN, infinities and zeros behave as in C99, subnormals are kept, no lane traps.
 Methods: Cody and Waite's reduction with two or three constants; Payne and Hanek's for huge angles;
 error-free products by fma; log by [0.75, 1.5) * 2^e, so that log is accurate near 1; derived
 functions through expm1 and log1p.

@@ -4,7 +4,7 @@ In: the table below. Out: `Snippet`s fma, sqrt, floor, …; the choice is made b
 the text cross-compiles. gcc is given its x86 builtins (an asm would hide the operands from its
 scheduler and from folding); clang has one builtin for every target. Both fall back to a formula or
 a loop over lanes.
-Always: `fastmin(a, b)` and `fastmax` give b, or NaN, where either is NaN, as vminps does.
+Invariant: `fastmin(a, b)` and `fastmax` give b, or NaN, where either is NaN, as vminps does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Integer arithmetic with torch's rules: wraps on overflow, Python's // and %, saturated shifts.
 
-In: nothing. Out: `Snippet`s for i64, i32 and u8. Always: no lane traps; x // 0 and x % 0 are 0.
+In: nothing. Out: `Snippet`s for i64, i32 and u8. Invariant: no lane traps; x // 0 and x % 0 are 0.
 Division goes through float64, whose quotient floors right below 2^51; i64 beyond that is divided
 lane by lane.
 """

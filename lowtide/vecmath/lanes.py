@@ -1,8 +1,8 @@
 """What works across or between lanes: splat, select, tests of masks, folds to a scalar.
 
 In: nothing. Out: `Snippet`s blend, select, any, hsum, ….
-Always: a mask has lanes 0 or -1; `select_…` takes the kernel's mask (i32v), `blend_…` one as wide
-as the values.
+Invariant: a mask has lanes 0 or -1; `select_…` takes the kernel's mask (i32v), `blend_…` one as
+wide as the values.
 
     hsum_f32, 4 lanes:  h2 = {a0 + a2, a1 + a3};  return h2[0] + h2[1];
 """

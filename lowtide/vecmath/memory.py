@@ -2,7 +2,7 @@
 
 In: nothing. Out: `Snippet`s load_f32(p), load_part_f32(p, n), load_strided_f32(p, stride, n), and
 stores.
-Always: no address beyond the n-th element is touched; other lanes read as 0; 0 <= n <= lanes;
+Invariant: no address beyond the n-th element is touched; other lanes read as 0; 0 <= n <= lanes;
 strides count elements. bf16 and f16 are converted to f32v and back; bool is a byte 0 or 1 in memory
 and a mask (i32v) in a register.
 """

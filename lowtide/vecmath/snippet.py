@@ -2,7 +2,7 @@
 
 In: template text. Out: `Snippet`s whose C text names types for the kernel-wide lane count (`f32v`,
 `i64v`).
-Always: a text is one function `result name(params) { … }`; what it calls is found by reading it.
+Invariant: a text is one function `result name(params) { … }`; what it calls is found by reading it.
 
     F sq_T(F x) { return fma_T(x, x, K(0.5)); }          template, for dtype f32
     f32v sq_f32(f32v x) { return fma_f32(x, x, (0.5f - (f32v){0})); }

@@ -1,7 +1,7 @@
 """The type names that every kernel begins with: own stdint names and GNU vectors, no header.
 
 In: the lane count and the hardware vector in bytes. Out: C typedefs.
-Always: `f32v` has `lanes` lanes, `f32x8` has 8; an `…_u` type may be loaded from any address and
+Invariant: `f32v` has `lanes` lanes, `f32x8` has 8; an `…_u` type may be loaded from any address and
 may alias.
 
     typedef float f32v __attribute__((vector_size(64)));
