@@ -273,8 +273,9 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
             whole = next(iter(own["_lowtide_wraps"].values()))
             is_given = own["_lowtide_given"] or whole.__dict__["_lowtide_given"]
             if is_given and (whole is not self or name != "forward"):
+                what = name if name == "__class__" else f"{name}()"
                 raise AttributeError(
-                    f"{name} of a traced or loaded module cannot be replaced: programs that call "
+                    f"{what} of a traced or loaded module cannot be replaced: programs that call "
                     "it have it in them; replace it in the Python module, then trace or save it"
                 )
         if is_method:

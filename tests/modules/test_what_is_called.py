@@ -354,7 +354,7 @@ def test_parts_of_a_trace_are_not_exchanged_unseen(through_a_file: bool) -> None
     x = torch.rand(2, 3)
     traced = lt.trace(TwoParts(), x)
     traced = reloaded(traced) if through_a_file else traced
-    with pytest.raises(AttributeError, match=r"forward of a traced or loaded module"):
+    with pytest.raises(AttributeError, match=r"forward\(\) of a traced or loaded module"):
         traced.a.forward = torch.tanh
     with pytest.raises(AttributeError, match=r"__class__ of a traced or loaded module"):
         traced.a.__class__ = nn.Identity
