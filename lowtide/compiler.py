@@ -39,6 +39,7 @@ from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.last_steps import peel_last_steps
 from lowtide.passes.localize_sizes import localize_sizes
+from lowtide.passes.masked_sums import sum_masked
 from lowtide.passes.private_writes import make_private_writes_plain
 from lowtide.passes.reroll import reroll
 from lowtide.passes.rows import read_rows
@@ -83,6 +84,7 @@ SIMPLIFY: tuple[Pass, ...] = (
     eliminate_dead_code,  # also values that loops carry unchanged
     end_early,
     read_rows,
+    sum_masked,
     only_with("loop")(eliminate_common_subexpressions),  # conditions compare equal values
     simplify_conditions,
     count_loops,

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from lowtide import compiler
-from lowtide.budget.budgeted import make_driver
+from lowtide.budget.drivers import make_driver
 from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.c.driver import HostDialect

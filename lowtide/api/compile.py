@@ -23,7 +23,7 @@ from lowtide import config
 from lowtide.api import captured_graphs
 from lowtide.api.compiled import Compiled, warn_without_budget
 from lowtide.api.explain import Explanation
-from lowtide.budget.budgeted import make_driver
+from lowtide.budget.drivers import make_driver
 from lowtide.diagnostics import debug, faults, stats
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import LowtideError

@@ -24,7 +24,7 @@ import torch
 from lowtide.api import names
 from lowtide.api.compiled import CannotInline
 from lowtide.api.torch_jit_members import TorchJitMembers
-from lowtide.budget.budgeted import make_driver
+from lowtide.budget.drivers import make_driver
 from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.argument_errors import python_words
 from lowtide.diagnostics.tracebacks import through_user_lines

@@ -23,7 +23,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from lowtide.api.script_function import ScriptFunction, defaults_of
-from lowtide.budget.budgeted import make_driver
+from lowtide.budget.drivers import make_driver
 from lowtide.budget.dry_run import DryRun
 from lowtide.diagnostics import debug
 from lowtide.diagnostics.tracebacks import through_user_lines

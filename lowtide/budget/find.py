@@ -26,7 +26,7 @@ from lowtide.budget.loops import Loops
 from lowtide.budget.meta_interpreter import run_on_meta
 from lowtide.budget.outer import Outer
 from lowtide.execute.candidate import LEAST_BYTES, Candidate
-from lowtide.execute.cut import Cut, order_of
+from lowtide.execute.cut import ADDED, Cut, order_of
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.memory.layouts import is_channels_last
@@ -208,7 +208,10 @@ class _Finder:
         if len(tensors_in(results)) != len(tensors_in(parts)):
             raise Dependent("is a list that changes later")
         for whole, part in zip(tensors_in(results), tensors_in(parts), strict=True):
-            if tuple(part.shape) != _part_shape(whole, run.cut.get(id(whole)), run):
+            shape, dim = tuple(part.shape), run.cut.get(id(whole))
+            if dim == ADDED:  # its length may depend on how many there are
+                shape = (*whole.shape[:1], *shape[1:])
+            if shape != _part_shape(whole, dim, run):
                 raise Dependent("has another shape on a part")
 
     def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
@@ -217,6 +220,8 @@ class _Finder:
             return  # Python passes on the same tensors
         if opdefs.has_kind(op.name, ("size",)):
             return
+        if any(run.cut.get(id(x)) == ADDED for v in values for x in tensors_in(v)):
+            raise Dependent("reads a sum of all chunks")
         differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)
         if differs and not opdefs.has_kind(op.name, ("view", "composite")):
             raise Dependent("computes with a size")
@@ -288,10 +293,10 @@ class _Finder:
 
 def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
     shape = list(whole.shape)
-    if dim is not None:
-        if shape[dim] != run.extent:
+    if dim is not None and dim != ADDED:
+        if shape[dim] % run.extent:
             raise Dependent("has another extent")
-        shape[dim] = max(run.extent // 2, 1)
+        shape[dim] = shape[dim] // run.extent * max(run.extent // 2, 1)
     return tuple(shape)
 
 

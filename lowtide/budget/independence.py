@@ -15,7 +15,7 @@ at the axis of the result. `torch_rules` has PyTorch's own ops.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,6 +26,8 @@ from lowtide.budget.torch_rules import (
     by_rule,
     is_pointwise,
     pointwise,
+    reduced,
+    rows_of,
     rule_of,
 )
 from lowtide.ir import opdefs
@@ -41,6 +43,8 @@ from lowtide.texpr.index import Axis, deep_atoms, the_axis
 from lowtide.torch_private.pytree import tensors_in
 
 Tensor = torch.Tensor
+_REDUCTIONS: Final = ("torch.sum", "torch.mean")
+_RESHAPES: Final = ("torch.flatten", "torch.reshape", "torch.view")
 
 
 def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
@@ -57,14 +61,19 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         return found
     try:
         trace, binding, inputs = _lowered(op, values)
-    except Dependent:
-        raise
     except Exception as fault:  # a lowering refuses operands by any error
         if is_pointwise(op):  # such as complex numbers
             return pointwise(values, {}, results, cut)
+        if op.name in _REDUCTIONS:
+            return reduced(values, {}, results, cut)
         raise Dependent(str(fault)) from fault
     sources = {name: _at(inputs, place) for name, place in binding.tensors.items()}
-    known = _follow(trace.builder.program, sources, cut)
+    try:
+        known = _follow(trace.builder.program, sources, cut)
+    except Dependent:
+        if op.name in _RESHAPES:
+            return rows_of(values, results, cut)
+        raise
     found: dict[int, int] = {}
     for v, result in zip(op.results, results, strict=True):
         for val, tensor in _pairs(trace.env[v], result):
@@ -105,8 +114,8 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
 
 
 def is_pointwise_write(op: Op) -> bool:
-    """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`."""
-    return inplace.out_of_place(op) not in ("", "setitem")
+    """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`, `x[mask] = 0`."""
+    return inplace.out_of_place(op) not in ("", "setitem", "Tensor.fill_diagonal_")
 
 
 def _on_a_copy(op: Op) -> list[Op]:
@@ -140,7 +149,7 @@ def _follow(program: Program, sources: Mapping[str, Tensor], cut: Cut) -> dict[s
             raise Dependent(f"{d.op} adds at places that are data")
         axis = _axis_of(d, known)
         if axis is not None:
-            _check(d, axis, known, sources)
+            _check(program, d, axis, known, sources)
             known[d.name] = d.axes.index(axis)
     return known
 
@@ -156,7 +165,21 @@ def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
     return axis
 
 
-def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, Tensor]) -> None:
+def _is_uniform(program: Program, name: str, k: int) -> bool:
+    """Whether a definition is the same at all places along a dim."""
+    d = program.defs.get(name)
+    return d is not None and all(
+        d.axes[k] not in deep_atoms(i) for node in ex.walk(d.expr) for i in ex.indices(node)
+    )
+
+
+def _check(
+    program: Program,
+    d: Def,
+    axis: Axis,
+    known: Mapping[str, int],
+    sources: Mapping[str, Tensor],
+) -> None:
     """Check that the axis is used only at the cut dims of loads. Raises Dependent and Needs."""
     for node in ex.walk(d.expr):
         for k, index in enumerate(ex.indices(node)):
@@ -164,7 +187,7 @@ def _check(d: Def, axis: Axis, known: Mapping[str, int], sources: Mapping[str, T
                 continue
             if not isinstance(node, Load) or the_axis(index) is not axis:
                 raise Dependent(f"{d.op} depends on where it is")
-            if known.get(node.source) == k:
+            if known.get(node.source) == k or _is_uniform(program, node.source, k):
                 continue
             if node.source in sources and node.source not in known:
                 raise Needs(sources[node.source], k)

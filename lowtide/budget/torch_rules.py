@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 
 import torch
 
+from lowtide.execute.cut import ADDED
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op
 from lowtide.torch_private.dispatch import schema_of
@@ -155,6 +156,53 @@ def _along(default: int | None, position: int = 1) -> Rule:
     return rule
 
 
+def reduced(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """Rule of sums and means, of complex numbers say: independent along the dims that stay."""
+    x, dim = _first_cut(values, named, cut)
+    along, keeps = values[1], values[2] is True
+    if not isinstance(along, tuple | list) or not along:
+        raise Dependent("reduces everything")
+    gone = {d % x.dim() for d in cast("Sequence[int]", along)}
+    if dim in gone:
+        raise Dependent("works along what is cut")
+    return _same_dim(results, dim if keeps else dim - sum(d < dim for d in gone))
+
+
+def _counts(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """Rule of `bincount`: what chunks count is added up."""
+    tensors, _ = _all_cut(values, named, cut)  # weights, too
+    if any(x.dim() != 1 for x in tensors):
+        raise Dependent("counts something else than a vector")
+    return _same_dim(results, ADDED)
+
+
+def _histogram(
+    values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
+) -> dict[int, int]:
+    """Rule of `histc`: the same, with given borders."""
+    _first_cut(values, named, cut)
+    given = dict(zip(("bins", "min", "max"), values[1:], strict=False)) | dict(named)
+    if given.get("min", 0) == given.get("max", 0):
+        raise Dependent("takes its borders from all values")
+    return _same_dim(results, ADDED)
+
+
+def rows_of(values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """Rule of views in the order of memory: a first dim that is cut becomes one of as many points,
+    with one row or more for each."""
+    x, dim = _first_cut(values, {}, cut)
+    made = tensors_in(results)
+    if any(size != 1 for size in x.shape[:dim]):
+        raise Dependent("the axis is not the outermost")
+    if any(r.dim() == 0 or r.shape[0] % x.shape[dim] for r in made):
+        raise Dependent("splits the axis")
+    return _same_dim(results, 0)
+
+
 def _leading(inner: int) -> Rule:
     """Rule of ops on the last `inner` dims: independent along all before them."""
 
@@ -219,11 +267,13 @@ def _all_cut(values: Sequence[Any], named: Named, cut: Cut) -> tuple[list[Tensor
 def _systems(
     values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut
 ) -> dict[int, int]:
-    """Rule of ops on matrices in the last two dims of all operands."""
-    tensors, dim = _all_cut(values, named, cut)
-    if len({x.dim() for x in tensors}) != 1 or dim >= tensors[0].dim() - 2:
+    """Rule of ops on matrices in the last two dims of all operands; the dims before them are
+    broadcast."""
+    tensors = tensors_in([*values, *named.values()])
+    inner = len({x.dim() for x in tensors}) != 1
+    if inner or any(cut[id(x)] >= x.dim() - 2 for x in tensors if id(x) in cut):
         raise Dependent("works along what is cut")
-    return _same_dim(results, dim)
+    return pointwise(values, named, results, cut)
 
 
 def _batches(
@@ -236,6 +286,8 @@ def _batches(
 
 
 _RULES: Final[Mapping[str, Rule]] = {
+    "bincount": _counts,
+    "histc": _histogram,
     **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "msort"), _along(0)),
     **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),

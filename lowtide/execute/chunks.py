@@ -9,7 +9,8 @@ and in the backward pass the gradients of its operands, chunk by chunk.
         yield(%c)               joined along dim 0 into y
 
     cuts      the cut of each operand, None if each chunk needs the whole
-    joins     the dim along which each result is joined, None if all chunks share the result
+    joins     the dim along which each result is joined, None if all chunks share the result,
+              `ADDED` if the chunks' results are added up; they may differ in length
     sources   for each result the operands that it may carry gradients of; absent: all
     orders    for each result its dims in memory order, since a chunk of one point does not show it;
               absent: ascending dims
@@ -36,7 +37,7 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lowtide.execute.cut import Cut, Form, Plain, Span, form_of, order_of
+from lowtide.execute.cut import ADDED, Cut, Form, Plain, Span, form_of, order_of
 from lowtide.execute.operand_gradients import Gradients
 from lowtide.ir.core import Op
 from lowtide.torch_private import torch_state
@@ -256,8 +257,10 @@ class Chunks:
         if not results:
             rows = zip(part, joins, self._orders(part, joins), strict=True)
             results += [_room(r, d, span, order) for r, d, order in rows]
-        for whole, r, d in zip(results, part, joins, strict=True):
-            if d is not None:
+        for k, (whole, r, d) in enumerate(zip(results, part, joins, strict=True)):
+            if d == ADDED and span.start:
+                results[k] = _sum(whole, r)
+            elif d is not None and d != ADDED:
                 _joined(whole, d, span).copy_(r)
 
     def _orders(
@@ -267,7 +270,9 @@ class Chunks:
         orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
         rows = zip(part, joins, orders, strict=True)
         return [
-            order if order is not None and d is not None and _fits_any_order(r, d, order) else None
+            order
+            if order is not None and d not in (None, ADDED) and _fits_any_order(r, d, order)
+            else None
             for r, d, order in rows
         ]
 
@@ -337,6 +342,8 @@ def _fits_any_order(part: Tensor, dim: int, order: Sequence[int]) -> bool:
 def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:
     """Return a chunk's part of a cotangent. If all chunks share the result, only the first gets
     it."""
+    if dim == ADDED:
+        return cotangent
     if dim is None:
         return None if span.start else cotangent
     return _joined(cotangent, dim, span)
@@ -349,9 +356,16 @@ def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
     return whole.narrow(dim, span.start * times, span.size * times)
 
 
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return the sum; the longer one goes on with zeros in the shorter (`bincount`)."""
+    long, short = (a, b) if a.shape[0] >= b.shape[0] else (b, a)
+    long[: short.shape[0]] += short
+    return long
+
+
 def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
     """Allocate a joined result, with this order of dims or that of the first chunk."""
-    if dim is None:
+    if dim is None or dim == ADDED:
         return part
     order = order or order_of(part)
     extent = span.extent * (part.shape[dim] // span.size)

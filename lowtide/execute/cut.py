@@ -8,11 +8,12 @@ In: numbers. Out: parts of tensors, and stand-ins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 Tensor = torch.Tensor
+ADDED: Final = -1  # in the place of a dim: the parts of a result are added up, not joined
 
 
 @dataclass(frozen=True, slots=True)

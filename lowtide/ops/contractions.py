@@ -14,6 +14,7 @@ from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
 from lowtide.ops.operands import (
     Number,
+    Operand,
     Size,
     Term,
     broadcast,
@@ -29,6 +30,7 @@ from lowtide.ops.operands import (
     same_dtype,
     size_list,
 )
+from lowtide.ops.rearrange import lower_roll
 from lowtide.ops.registry import op
 from lowtide.ops.views import permute, reshape
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -280,3 +282,46 @@ def lower_kron(b: Builder, x: Val, y: Val) -> Val:
     pairs = pointwise(b, [u, v], common, lambda p, q: p * q)
     shape = [product(pairs.shape[2 * d : 2 * d + 2]) for d in range(ndim)]
     return reshape(b, pairs, shape)
+
+
+def _cross(b: Builder, x: Operand, y: Operand, dim: int | None) -> Val:
+    """x[k + 1] y[k + 2] - x[k + 2] y[k + 1], counted modulo 3 along the dim; None: the first dim
+    of size 3."""
+    if not isinstance(x, Val) or not isinstance(y, Val) or x.ndim != y.ndim:
+        raise Unsupported("a cross product of tensors with different numbers of dims")
+    shape = broadcast(b, x.shape, y.shape)
+    threes = [d for d, size in enumerate(shape) if size == 3]
+    if not threes or (dim is not None and dim not in threes):
+        raise Unsupported("a cross product along a dim that is not of size 3")
+    d = threes[0] if dim is None else dim
+    if any(v.shape[d] != 3 for v in (x, y)):
+        raise Unsupported("a cross product along a dim that is expanded")
+    (x1, y1), (x2, y2) = ([lower_roll(b, v, -k, d) for v in (x, y)] for k in (1, 2))
+    factors = [x1, y2, x2, y1]
+    return pointwise(b, factors, promote(x, y), lambda s, t, u, v: s * t - u * v, exact=True)
+
+
+@op(
+    "cross",
+    "(self: Tensor, other: Tensor, dim: int? = None) -> Tensor",
+    "torch.cross Tensor.cross",
+    kind="composite",
+)
+def lower_cross(b: Builder, x: Operand, y: Operand, dim: Any) -> Val:
+    """The cross product of vectors of three elements."""
+    return _cross(b, x, y, None if dim is None else dim_of(b, dim, _rank(x)))
+
+
+@op(
+    "linalg.cross",
+    "(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor",
+    "torch.linalg.cross",
+    kind="composite",
+)
+def lower_linalg_cross(b: Builder, x: Operand, y: Operand, dim: Any) -> Val:
+    """The same along the last dim."""
+    return _cross(b, x, y, dim_of(b, dim, _rank(x)))
+
+
+def _rank(x: Operand) -> int:
+    return x.ndim if isinstance(x, Val) else 0

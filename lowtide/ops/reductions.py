@@ -14,6 +14,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
+from lowtide.ops.indexing import lower_getitem
 from lowtide.ops.operands import Size, Term, cast_to, compute, dims_of, from_torch, require_float
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -214,3 +215,60 @@ def lower_count_nonzero(b: Builder, x: Val, dim: Any) -> Val:
     dims = dims_of(b, dim, x.ndim)
     truth = b.tensor(x.shape, dtypes.boolean, lambda idx: b.cast(b.load(x, idx), dtypes.boolean))
     return reduce_over(b, truth, dims, False, "sum", within=dtypes.i64, result=dtypes.i64)
+
+
+# ---- of what a mask selects: from `passes/masked_sums`, no function of PyTorch's ----------------
+
+
+def _masked(b: Builder, x: Val, index: Val, name: str) -> tuple[Val, Val | None]:
+    """The elements, zero where the mask does not hold, and the mask; where the index is no mask,
+    what it names."""
+    if index.dtype not in (dtypes.boolean, dtypes.u8):
+        return lower_getitem(b, ("tensor",), x, index), None
+    if index.dtype is not dtypes.boolean or index.ndim > x.ndim:
+        raise Unsupported(f"{name} by an index of {index.dtype}")
+    for size, whole in zip(index.shape, x.shape, strict=False):
+        b.require_equal(size, whole, "a mask of another size")
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        return b.select(b.load(index, idx[: index.ndim]), b.load(x, idx), b.const(0, x.dtype))
+
+    return b.tensor(x.shape, x.dtype, body), index
+
+
+@op(
+    "masked_sum",
+    "(self: Tensor, mask: Tensor) -> Tensor",
+    "",
+    kind="reduction",
+    eager=lambda x, mask: x[mask].sum(),
+)
+def lower_masked_sum(b: Builder, x: Val, mask: Val) -> Val:
+    """`self[mask].sum()`"""
+    chosen, _ = _masked(b, x, mask, "a sum of what is selected")
+    return lower_sum(b, chosen, None, False, None)
+
+
+@op(
+    "masked_mean",
+    "(self: Tensor, mask: Tensor) -> Tensor",
+    "",
+    kind="reduction",
+    eager=lambda x, mask: x[mask].mean(),
+)
+def lower_masked_mean(b: Builder, x: Val, mask: Val) -> Val:
+    """`self[mask].mean()`: NaN where nothing is selected."""
+    require_float(x)
+    chosen, is_on = _masked(b, x, mask, "a mean of what is selected")
+    if is_on is None:
+        return lower_mean(b, chosen, None, False, None)
+    within = compute(x.dtype)
+    total = lower_sum(b, cast_to(b, chosen, within), None, False, None)
+    found = lower_sum(b, is_on, None, False, None)
+    each = product(x.shape[is_on.ndim :])  # elements for one of the mask's
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        count = b.apply("mul", b.load(found, idx), b.cast(b.at(each), dtypes.i64))
+        return b.cast(b.apply("div", b.load(total, idx), b.cast(count, within)), x.dtype)
+
+    return b.tensor((), x.dtype, body)

@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 
 from lowtide import compiler
-from lowtide.budget.budgeted import make_driver
+from lowtide.budget.drivers import make_driver
 from lowtide.execute import backend
 from lowtide.execute.options import Options
 from lowtide.ir import interpret

@@ -655,7 +655,7 @@ def check(got: Any, want: Any) -> None:
 
 
 LIFTED: list[Callable[..., Any]] = [
-    prev_value, list_of_prev, nan_max,
+    prev_value, list_of_prev, nan_max, setitem_mask,
     neg_step, negative_index1, step3, step_sum, dtype_down, int_acc, slice_strided,
     slice_strided2, modulo_add, ij_conv, inner_reset, carried_index, last_value, expanded_write,
     list_mutated_after, buf_row_alias, requires, enum_zip, col_row, write_flat_view, diag_write,
@@ -671,7 +671,7 @@ KEPT: list[Callable[..., Any]] = [
     slice_neg, slice_past_end_w, same_row_twice,
     modulo_write, square_index, ij_overlap, inner_not_reset, carried_index_var,
     list_cond, list_view_of_buf, buf_row_alias_reused,
-    setitem_mask, swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,
+    swap_rows, max_builtin, clamp_acc, bool_acc, out_resized,
     scaled_by_count, mean_running, two_accs_cross, write_flat_overlap, ext_loop_var,
 ]  # fmt: skip
 

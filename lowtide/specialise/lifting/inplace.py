@@ -23,10 +23,11 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op
+from lowtide.ir.dtypes import DType
 from lowtide.ops.additions import ADDITIONS
 from lowtide.ops.factories import filled
 from lowtide.ops.indexing import lower_getitem
-from lowtide.ops.operands import broadcast_index, cast_to
+from lowtide.ops.operands import broadcast_index, cast_to, check_fits
 from lowtide.ops.registry import lookup
 from lowtide.specialise import late_binding
 from lowtide.specialise.abstract import Abs, raw, tensors_in
@@ -48,6 +49,9 @@ _OPERATORS: Final = {
     for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 } | {"operator.iand": "operator.and_", "operator.ior": "operator.or_"}
 _ITEMS: Final = frozenset({"int", "slice", "none", "ellipsis"})
+# `x[mask] = v`: the mask is of the first dims, or of the last ones.
+_MASKED: Final[dict[tuple[str, ...], bool]] = {("tensor",): True, ("ellipsis", "tensor"): False}
+_FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_diagonal_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,11 @@ def out_of_place(op: Op) -> str:
     """The function whose result a `mutate` writes; "" where it is none that is understood."""
     target = str(op.attrs["target"])
     if target == "Tensor.__setitem__":
-        return "setitem" if set(cast("tuple[str, ...]", op.attrs["spec"])) <= _ITEMS else ""
+        spec = cast("tuple[str, ...]", op.attrs["spec"])
+        return "masked" if spec in _MASKED else "setitem" if set(spec) <= _ITEMS else ""
     if target in _OPERATORS:
         return _OPERATORS[target]
-    if target in ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_"):
+    if target in _FILLS:
         return target
     source = target.removesuffix("_")
     by_name = target.startswith("Tensor.") and target.endswith("_")
@@ -150,6 +155,10 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
         if len(operands) < 2 or op.attrs.get("kwnames"):
             raise Unsupported("changes a tensor in place")
         value = _assigned(host.b, view, operands[-1])
+    elif source == "masked":
+        value = _masked(host.b, op, view, operands)
+    elif source == "Tensor.fill_diagonal_":
+        value = _with_diagonal(host, op, view, operands)
     elif source == "Tensor.zero_":
         value = filled(host.b, view.shape, view.dtype, 0)
     else:
@@ -291,6 +300,57 @@ def _assigned(b: Builder, view: Val, x: Abs) -> Val:
         view.dtype,
         lambda idx: b.cast(b.load(value, broadcast_index(b, value.shape, idx)), view.dtype),
     )
+
+
+def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
+    """What `x[mask] = v` leaves, for one number v."""
+    mask, given = operands[-2].value, operands[-1].value
+    if not isinstance(mask, Val) or mask.dtype is not dtypes.boolean or mask.ndim > view.ndim:
+        raise Unsupported("changes a tensor in place at indices")
+    if isinstance(given, Val) and (given.ndim or given.dtype is not view.dtype):
+        raise Unsupported("assigns several values to where a mask holds")
+    _check_converts(view.dtype, given)
+    spec = cast("tuple[str, ...]", op.attrs["spec"])
+    first = 0 if _MASKED.get(spec) else view.ndim - mask.ndim
+    for size, whole in zip(mask.shape, view.shape[first:], strict=False):
+        b.require_equal(size, whole, "a mask of another size")
+    value = _assigned(b, view, operands[-1])
+    return b.tensor(
+        view.shape,
+        view.dtype,
+        lambda idx: b.select(
+            b.load(mask, idx[first : first + mask.ndim]), b.load(value, idx), b.load(view, idx)
+        ),
+    )
+
+
+def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
+    """What `fill_diagonal_(v)` leaves of a matrix."""
+    if len(operands) != 2 or op.attrs.get("kwnames") or view.ndim != 2:
+        raise Unsupported("changes a tensor in place")
+    b, value = host.b, _assigned(host.b, view, operands[1])
+    if isinstance(operands[1].value, Val):
+        raise Unsupported("fills a diagonal with a tensor")
+    _check_converts(view.dtype, operands[1].value)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        is_on = b.apply("eq", b.at(idx[0]), b.at(idx[1]))
+        return b.select(is_on, b.load(value, idx), b.load(view, idx))
+
+    return b.tensor(view.shape, view.dtype, body)
+
+
+def _check_converts(dtype: DType, x: object) -> None:
+    """Refuses numbers that PyTorch may not convert, for which it raises."""
+    if isinstance(x, Val) or dtype is dtypes.boolean:
+        return
+    check_fits(dtype, cast("float", x))
+    if dtype.is_float or isinstance(x, bool):
+        return
+    is_int = isinstance(x, Index) or (isinstance(x, Expr) and not x.dtype.is_float)
+    info = torch.iinfo(dtype.torch)
+    if not (is_int and dtype is dtypes.i64) and not (type(x) is int and info.min <= x <= info.max):
+        raise Unsupported(f"a number that may not fit {dtype}")
 
 
 def _computed(host: Host, op: Op, source: str, view: Val, operands: Sequence[Abs]) -> Val:

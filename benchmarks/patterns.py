@@ -1,0 +1,122 @@
+"""Programs of pairs: peak and time of eager, torch.compile and Lowtide.
+
+    python -m benchmarks.patterns                     all; writes results and docs/patterns.md
+    python -m benchmarks.patterns "k nearest" histc   two of them, printed only
+
+In: the programs of `benchmarks/pattern_zoo`. Out: for each, by each way, the bytes that a call
+holds at its peak beyond inputs, results and gradients, the least milliseconds of a call, and the
+seconds of the first call. A call of a training program is a forward and a backward pass. One
+thread; times are processor times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lowtide as lt
+from benchmarks.pattern_zoo import PATTERNS, Pattern
+from lowtide.memory.measure import measure_peak
+from lowtide.torch_private.pytree import tensors_in
+
+EAGER, INDUCTOR, LOWTIDE = "eager", "torch.compile", "lowtide"
+WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    EAGER: lambda f: f,
+    INDUCTOR: torch.compile,
+    LOWTIDE: lt.script,
+}
+Row = dict[str, dict[str, float]]
+
+
+def calls(pattern: Pattern, way: str) -> Callable[[], Any]:
+    """One call of a way: its results, or its gradients."""
+    torch.manual_seed(0)
+    inputs = pattern.inputs()
+    run = WAYS[way](pattern.call)
+    if not pattern.is_training:
+        return lambda: run(*inputs)
+    for x in inputs:
+        x.requires_grad_(x.is_floating_point())
+    wanted = [x for x in inputs if x.requires_grad]
+
+    def train() -> Any:
+        loss = run(*inputs)
+        return loss.detach(), *torch.autograd.grad(loss, wanted)
+
+    return train
+
+
+def error(found: Any, expected: Any) -> float:
+    """The largest difference, by the largest value; integers count where they differ."""
+    pairs = zip(tensors_in(found), tensors_in(expected), strict=True)
+    return max(
+        ((x.double() - y.double()).abs().amax() / y.double().abs().amax().clamp(min=1e-30)).item()
+        for x, y in pairs
+        if y.numel()
+    )
+
+
+def measure(pattern: Pattern, ways: list[str], repeats: int) -> Row:
+    """What one program takes by each way."""
+    torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
+    found: Row = {}
+    made = {way: calls(pattern, way) for way in ways}
+    expected: Any = None
+    for way, call in made.items():
+        start = time.perf_counter()
+        result = call()
+        found[way] = {"first_s": round(time.perf_counter() - start, 2)}
+        expected = result if expected is None else expected
+        found[way]["error"] = error(result, expected)
+        given = sum(x.untyped_storage().nbytes() for x in tensors_in(result))
+        del result
+        call()
+        peak = measure_peak(call)[0].peak_bytes
+        found[way]["held_mb"] = round(max(peak - given, 0) / 2**20, 2)
+    times: dict[str, list[float]] = {way: [] for way in made}
+    for _ in range(repeats):
+        for way, call in made.items():
+            start = time.process_time()
+            call()
+            times[way].append(time.process_time() - start)
+    for way, seconds in times.items():
+        found[way]["ms"] = round(min(seconds) * 1e3, 2)
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.patterns")
+    parser.add_argument("names", nargs="*", metavar="name")
+    parser.add_argument("--no-inductor", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ways = [way for way in WAYS if way != INDUCTOR or not options.no_inductor]
+    rows: dict[str, Row] = {}
+    for pattern in PATTERNS:
+        if options.names and pattern.name not in options.names:
+            continue
+        try:
+            row = measure(pattern, ways, options.repeats)
+        except Exception as fault:
+            print(f"{pattern.name:28} {type(fault).__name__}: {str(fault)[:300]}", flush=True)
+            continue
+        rows[pattern.name] = row
+        parts = (
+            f"{way} {r['held_mb']:7.1f} MB {r['ms']:8.1f} ms ({r['first_s']:.1f} s)"
+            for way, r in row.items()
+        )
+        print(
+            f"{pattern.name:28}", "  ".join(parts), f"error {row[LOWTIDE]['error']:.1e}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A Driver that never stores a tensor of pairs for an op of PyTorch's: it runs both in chunks.
+
+In: a Function. Out: a callable like a Driver. At the first call with some sizes, the ops that make
+a value of pairs and the op that reads it become a `section`, whose chunks are of about 4 MB.
+
+    d = ((a[:, None] - b[None]) ** 2).sum(-1)      d: [N, M] of the first rows, and their topk;
+    v, i = d.topk(8)                          →    then the same of the next rows, …
+
+A *value of pairs* is at least four times as large as all that it is made of. What PyTorch's op
+reads and is no value of pairs, such as a large argument, is left as it is. While gradients are
+recorded the backward pass computes each chunk again, so slow ops (`sort`) are left as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from lowtide.budget.find import candidates
+from lowtide.budget.independence import is_lowered
+from lowtide.budget.outer import Outer
+from lowtide.budget.planned import PlannedDriver
+from lowtide.budget.rewrite import UNKNOWN, with_sections
+from lowtide.budget.torch_rules import is_pointwise, name_of
+from lowtide.diagnostics import faults
+from lowtide.execute.candidate import Candidate
+from lowtide.execute.driver import Driver
+from lowtide.ir import opdefs
+from lowtide.ir.core import Block, Function, Op, Value, with_block
+from lowtide.memory import watching
+from lowtide.specialise.signature import Ineligible
+from lowtide.torch_private.pytree import tensors_in
+
+_ALONG_ROWS: Final = frozenset((
+    "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "cross", "det",
+    "inv", "inverse", "solve", "cholesky", "slogdet", "logdet", "cholesky_solve",
+    "solve_triangular", "bincount", "histc",
+))  # fmt: skip
+_SLOW: Final = frozenset((
+    "sort", "argsort", "msort", "median", "nanmedian", "mode", "quantile", "nanquantile",
+))  # fmt: skip
+_LEAST_NUMBERS: Final = 1 << 11  # of an argument: pairs of fewer take less than `_LEAST_BYTES`
+_LEAST_BYTES: Final = 1 << 23  # of a value of pairs
+_CHUNK_BYTES: Final = {True: 1 << 22, False: 1 << 26}  # on the CPU, on GPUs
+_TIMES: Final = 4  # as large as what it is made of
+
+
+def reads_pairs(function: Function) -> bool:
+    """Whether the function's outer block may have ops of PyTorch's that read pairs: those of the
+    tables, pointwise ones, and all ops on complex numbers."""
+    return any(
+        (op.name == "const" and type(op.attrs["value"]) is complex)
+        or (bool(name_of(op)) and _may_read(op))
+        for op in function.block.ops
+    )
+
+
+def _may_read(op: Op) -> bool:
+    name = name_of(op)
+    is_torch = op.name == "call_torch" or op.name.startswith("torch.")
+    return name in _ALONG_ROWS or name in _SLOW or (is_torch and is_pointwise(op))
+
+
+class ChunkedDriver(PlannedDriver[Driver]):
+    """See the module's text."""
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """See the base class."""
+        if self.demands is not None and (why := self.demands.unmet(args)):
+            raise Ineligible(why)
+        return self.planned(args)(args)
+
+    def planned(self, args: Sequence[Any]) -> Driver:
+        """Return the driver for these arguments."""
+        sizes = (0 if x.is_nested else x.numel() for x in tensors_in(args))
+        return self._plan_of(args) if max(sizes, default=0) >= _LEAST_NUMBERS else self._plain
+
+    def _search(self, args: Sequence[Any]) -> Driver:
+        try:
+            with watching.aside():
+                outer = Outer(self._plain, args)
+                function = _with_small_ops_first(outer)
+                if function is not self.function:
+                    outer = Outer(Driver(function), args)
+                chunks = dict(_runs(outer))
+        except Exception as fault:
+            faults.survive(fault, f"{self.function.name}: what can be done in chunks")
+            return self._plain
+        if not chunks:
+            return self._plain
+        return Driver(with_sections(function, chunks, {}, known=UNKNOWN), tiles=self.tiles)
+
+
+def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:
+    """Yield the runs that are done in chunks, and how many chunks."""
+    stop = 0
+    for pos in range(outer.last):
+        start = _first(outer, pos) if pos >= stop else None
+        if start is None:
+            continue
+        for run in candidates(outer, max(start, stop)):
+            if run.start <= pos < run.stop:
+                count = math.ceil(_stored_bytes(outer, run) / _CHUNK_BYTES[outer.on_host])
+                if (count := run.more(1, count)) > 1:
+                    yield run, count
+                    stop = run.stop
+                break
+
+
+def _with_small_ops_first(outer: Outer) -> Function:
+    """Move ops that do not depend on pairs in front of those that make them: what they give is then
+    an operand of the section, which may be read both as a whole and in parts. Numbers that they
+    read are made twice: constants of the section are constants of its kernels."""
+    ops = list(outer.ops)
+    makers = {v: op for op in ops for v in op.results}
+    for pos in range(outer.last):
+        first = _first(outer, pos)
+        if first is None:
+            continue
+        begin, end = ops.index(outer.ops[first]), ops.index(outer.ops[pos])
+        between = ops[begin:end]
+        moved = _movable(outer, between, makers)
+        inside = {v: op for op in between for v in op.results}
+        ops[begin:end] = _with_own_numbers(moved, inside) + [
+            op for op in between if op not in moved
+        ]
+    if ops == list(outer.ops):
+        return outer.function
+    return with_block(outer.function, Block(outer.function.block.args, ops))
+
+
+def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> list[Op]:
+    """Return those that make small tensors from what is there before all of them."""
+    pairs, moved = set[Value](), list[Op]()
+    for op in ops:
+        is_tensor = any(map(outer.tensors, op.results))
+        is_small = all(_nbytes(outer, v) < _LEAST_BYTES for v in op.results)
+        if not pairs.isdisjoint(op.operands) or not is_small or op.blocks:
+            pairs.update(op.results)
+        elif is_tensor and opdefs.is_shareable(op, makers):
+            moved.append(op)
+        elif is_tensor:
+            pairs.update(op.results)
+    return moved
+
+
+def _with_own_numbers(moved: Sequence[Op], inside: Mapping[Value, Op]) -> list[Op]:
+    """Return the ops, each number that they read made in front of them."""
+    found, made = list[Op](), {v: v for op in moved for v in op.results}
+
+    def number(v: Value) -> Value:
+        if v in made or v not in inside:
+            return made.get(v, v)
+        maker = inside[v]
+        made.update((r, Value(r.name, r.type)) for r in maker.results)
+        operands = [number(o) for o in maker.operands]
+        found.append(replace(maker, operands=operands, results=[made[r] for r in maker.results]))
+        return made[v]
+
+    for op in moved:
+        operands = [number(v) for v in op.operands]
+        found.append(replace(op, operands=operands))
+    return found
+
+
+def _first(outer: Outer, pos: int) -> int | None:
+    """Return the first of the ops that make the value of pairs that PyTorch's op at `pos` reads;
+    None if it reads none."""
+    op = outer.ops[pos]
+    if not _may_read(op) or (outer.records and name_of(op) in _SLOW):
+        return None
+    if is_lowered(op, [outer.known.get(v) for v in op.operands]):
+        return None
+    read = max(op.operands, key=lambda v: _nbytes(outer, v), default=None)
+    return _origin(outer, read) if read and _nbytes(outer, read) >= _LEAST_BYTES else None
+
+
+def _origin(outer: Outer, pairs: Value) -> int | None:
+    """Return the first op that makes values nearly as large; None if one of them is given."""
+    makers = {v: k for k, op in enumerate(outer.ops) for v in op.results}
+    least = _numel(outer, pairs) / _TIMES
+    first, seen, left = len(outer.ops), set[Value](), [pairs]
+    while left:
+        v = left.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if v not in makers:
+            return None
+        first = min(first, makers[v])
+        left += [o for o in outer.ops[makers[v]].operands if _numel(outer, o) >= least]
+    return first
+
+
+def _stored_bytes(outer: Outer, run: Candidate) -> int:
+    """Return the most bytes that one op of PyTorch's reads and gives in the run."""
+    return max(
+        sum(_nbytes(outer, v) for v in {*op.operands, *op.results})
+        for op in outer.ops[run.start : run.stop]
+        if not is_lowered(op, [outer.known.get(v) for v in op.operands])
+    )
+
+
+def _nbytes(outer: Outer, v: Value) -> int:
+    return sum(x.nbytes for x in outer.tensors(v))
+
+
+def _numel(outer: Outer, v: Value) -> int:
+    return sum(x.numel() for x in outer.tensors(v))

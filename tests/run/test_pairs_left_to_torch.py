@@ -1,0 +1,166 @@
+"""Values of pairs that ops of PyTorch's read: the same results, in a few MB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.diagnostics import faults
+from lowtide.memory.measure import measure_peak
+
+INF = float("inf")
+
+
+def squared(a: Tensor, b: Tensor) -> Tensor:
+    return ((a[:, None] - b[None]) ** 2).sum(-1)
+
+
+def top(a: Tensor, b: Tensor) -> Any:
+    values, indices = squared(a, b).topk(3, dim=1, largest=False)
+    return values.sqrt(), indices
+
+
+def top_of_itself(a: Tensor, b: Tensor) -> Any:
+    norms = (a**2).sum(1, keepdim=True)
+    return (norms - 2 * a @ a.t() + norms.t()).topk(4, dim=-1, largest=False)[0]
+
+
+def sort(a: Tensor, b: Tensor) -> Tensor:
+    return squared(a, b).sort(dim=1)[0][:, :3]
+
+
+def sort_the_other_way(a: Tensor, b: Tensor) -> Tensor:
+    return squared(a, b).argsort(dim=0)[:2]
+
+
+def middle(a: Tensor, b: Tensor) -> Any:
+    d = torch.cdist(a, b)
+    return d.median(dim=1)[0], d.kthvalue(3, dim=1)
+
+
+def quantile(a: Tensor, b: Tensor) -> Tensor:
+    return torch.quantile(squared(a, b), 0.25, dim=1)
+
+
+def histogram(a: Tensor, b: Tensor) -> Tensor:
+    return torch.histc(squared(a, b), bins=20, min=0.0, max=9.0)
+
+
+def counts(a: Tensor, b: Tensor) -> Tensor:
+    places = squared(a.round(), b.round()).long().clamp(max=50)
+    return torch.bincount(places.flatten(), minlength=8)
+
+
+def weighted_counts(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a.round(), b.round())
+    return torch.bincount(d.long().clamp(max=50).view(-1), d.view(-1))
+
+
+def running(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cumsum(torch.exp(-squared(a, b)), 1)[:, -1]
+
+
+def phases(a: Tensor, b: Tensor) -> Tensor:
+    return torch.exp(1j * (a[:, None, 0] * b[None, :, 0])).sum(1).abs()
+
+
+def cross(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.cross(a[:, None], b[None]).norm(dim=-1).amin(1)
+
+
+def others(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, a)
+    d.fill_diagonal_(INF)
+    return d.argmin(1)
+
+
+def masked(a: Tensor, b: Tensor) -> Any:
+    d = squared(a, b)
+    d[d > 2] = 2.0
+    return d.mean(1), d.topk(2, dim=1)[0]
+
+
+def selected(a: Tensor, b: Tensor) -> Any:
+    d = squared(a, b)
+    return d[d < 1].mean(), d[d < 2].sum()
+
+
+FUNCTIONS = [
+    top, top_of_itself, sort, sort_the_other_way, middle, quantile, histogram, counts,
+    weighted_counts, running, phases, cross, others, masked, selected,
+]  # fmt: skip
+DIFFERENTIABLE = [top, top_of_itself, running, phases, cross, masked, selected]
+
+
+def inputs() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, 3, generator=generator) for n in (3300, 1600)]  # pairs of 21 MB
+
+
+def results(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else [y for x in found for y in results(x)]
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_results_are_those_of_eager(fn: Callable[..., Any]) -> None:
+    with faults.strict():
+        found = results(lt.script(fn)(*inputs()))
+    for x, y in zip(found, results(fn(*inputs())), strict=True):
+        if not x.is_floating_point() and x.shape == y.shape and x.dim() == 2:  # ties
+            assert (x != y).double().mean() < 1e-3
+        else:
+            torch.testing.assert_close(x, y, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_no_pairs_are_stored(fn: Callable[..., Any]) -> None:
+    """Of 21 MB; of 42 MB where they are complex, or indices."""
+    f, args = lt.script(fn), inputs()
+    f(*args)
+    assert measure_peak(lambda: f(*args))[0].peak_bytes < 16_000_000
+    if fn not in (counts, weighted_counts):  # how many there are depends on the data
+        assert f.memory(*args).peak_bytes < 16_000_000
+
+
+@pytest.mark.parametrize("fn", DIFFERENTIABLE, ids=lambda fn: fn.__name__)
+def test_gradients_are_those_of_eager(fn: Callable[..., Any]) -> None:
+    found: list[tuple[Tensor, ...]] = []
+    for run in (lt.script(fn), fn):
+        args = [x.requires_grad_() for x in inputs()]
+        total = sum(x.sum() for x in results(run(*args)) if x.requires_grad)
+        assert isinstance(total, Tensor)
+        given = torch.autograd.grad(total, args, allow_unused=True)
+        found.append(tuple(g for g in given if g is not None))
+    assert len(found[0]) == len(found[1])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-2)
+
+
+def given(x: Tensor) -> Tensor:
+    return x.exp().topk(3, dim=1)[0]
+
+
+def test_what_is_given_is_not_cut() -> None:
+    """What is as large as an argument is no value of pairs."""
+    assert lt.script(given).memory(torch.rand(1700, 1600)).peak_bytes > 4 * 1700 * 1600
+
+
+def too_many(a: Tensor, b: Tensor) -> Tensor:
+    return squared(a, b).topk(2000, dim=1)[0]
+
+
+def negative(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bincount(squared(a, b).long().flatten() - 1)
+
+
+@pytest.mark.parametrize("fn", [too_many, negative])
+def test_errors_are_those_of_eager(fn: Callable[..., Tensor]) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        fn(*inputs())
+    with pytest.raises(RuntimeError) as found:
+        lt.script(fn)(*inputs())
+    assert str(found.value) == str(expected.value)
