@@ -55,6 +55,12 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     return found
 
 
+def longest_run(outer: Outer, start: int) -> Candidate | None:
+    """Return the longest run that begins with this op."""
+    with Ledger(), torch.no_grad():
+        return _Finder(outer, outer.last).longest(start)
+
+
 @dataclass(slots=True)
 class _Run:
     """A run that is being extended: values of a part, which tensors are cut, where it starts."""
@@ -79,7 +85,7 @@ class _Finder:
         best = self.farthest(start)
         while best is not None and self._belongs_before(best.start):
             later = (p for p in range(best.start + 1, best.stop) if self.ops[p].name != "const")
-            other = self._longest(next(later, best.start))
+            other = self.longest(next(later, best.start))
             if other is None or other.start == best.start or other.stop < best.stop:
                 break
             best = other
@@ -101,12 +107,12 @@ class _Finder:
 
     def farthest(self, start: int) -> Candidate | None:
         """Return the run that extends farthest from this op, or from an op that it reaches."""
-        best = self._longest(start)
+        best = self.longest(start)
         pos = start + 1
         while best is not None and best.stop < self.last:
             if pos == min(best.stop, start + _MOST_STARTS):
                 break
-            other = self._longest(pos)
+            other = self.longest(pos)
             if other is not None and other.stop > best.stop and not self._serves(best, other):
                 best = other
             pos += 1
@@ -114,13 +120,13 @@ class _Finder:
 
     def _serves(self, run: Candidate, other: Candidate) -> bool:
         """Whether a run, with the one after it, extends as far as another and frees as much."""
-        rest = self._longest(run.stop)
+        rest = self.longest(run.stop)
         if rest is None or rest.stop < other.stop:
             return False
         freed = self.outer.inner_bytes(run) + self.outer.inner_bytes(rest)
         return freed >= self.outer.inner_bytes(other)
 
-    def _longest(self, start: int) -> Candidate | None:
+    def longest(self, start: int) -> Candidate | None:
         """Return the longest run from this op; of equal ones the one with the longer axis."""
         if not self.outer.may_be_in(self.ops[start]):
             return None

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from lowtide.budget.find import candidates
+from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
 from lowtide.budget.planned import PlannedDriver
@@ -100,13 +100,21 @@ def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:
         start = _first(outer, pos) if pos >= stop else None
         if start is None:
             continue
-        for run in candidates(outer, max(start, stop)):
-            if run.start <= pos < run.stop:
-                count = math.ceil(_stored_bytes(outer, run) / _CHUNK_BYTES[outer.on_host])
-                if (count := run.more(1, count)) > 1:
-                    yield run, count
-                    stop = run.stop
-                break
+        run = _run_over(outer, max(start, stop), pos)
+        if run is None:
+            continue
+        count = math.ceil(_stored_bytes(outer, run) / _CHUNK_BYTES[outer.on_host])
+        if (count := run.more(1, count)) > 1:
+            yield run, count
+            stop = run.stop
+
+
+def _run_over(outer: Outer, start: int, pos: int) -> Candidate | None:
+    """Return a run from `start`, or from where one can begin, that has the op at `pos`."""
+    run = longest_run(outer, start)
+    if run is not None and run.stop > pos:
+        return run
+    return next((c for c in candidates(outer, start, pos + 1) if c.stop > pos), None)
 
 
 def _with_small_ops_first(outer: Outer) -> Function:
