@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
-from lowtide.specialise import varying
+from lowtide.specialise import assertions, varying
 from lowtide.specialise.abstract import Abs, Ragged, is_constant
 from lowtide.specialise.lifting import branches, peel, ragged
 from lowtide.specialise.lifting.match import UNROLL_TRIPS, NotLifted
@@ -42,6 +42,10 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
                 lambda: branches.affordable(run, lambda: run.inline(yes, env)),
                 lambda: branches.affordable(run, lambda: run.inline(no, env)),
             )
+    if isinstance(condition.value, Val) and run.is_asserting:
+        k = assertions.raising(op)
+        run.check(Abs(assertions.negated(run.b, condition.value)) if k == 0 else condition)
+        return []
     if isinstance(condition.value, Val):
         raise Stop("branches on the value of a tensor")
     if not is_constant(condition):

@@ -39,6 +39,7 @@ from lowtide.specialise.abstract import (
     tensors_in,
 )
 from lowtide.specialise.activity import Activity, Full
+from lowtide.specialise.assertions import holds, negated, only_asserted
 from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
     elements,
@@ -184,6 +185,8 @@ class _Specialiser:
         self.writes: list[Write] = []
         self.used: list[Abs] = []
         self.loop: Op | None = None  # the innermost of those that are lifted
+        self.asserted: frozenset[Value] = frozenset()  # see `assertions`
+        self.is_asserting = False  # such a bool is made, and not asserted yet
 
     def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
         """The trace; raises NeedGuards in the place of any result, so that each op is followed
@@ -201,12 +204,14 @@ class _Specialiser:
     def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
         start = reach.start
         stop, reason, misfit, is_cut = start, "", False, False
+        self.asserted = only_asserted(block)
         cut, at_cut = start, self.mark()
         for op in block.ops[start : reach.stop]:
             if op is block.terminator:  # of which the region may not have all operands
                 stop += all(v in env for v in op.operands)
                 break
-            if self.ops > control.UNROLL_OPS or self.activity.is_full:
+            is_full = self.ops > control.UNROLL_OPS or self.activity.is_full
+            if is_full and not self.is_asserting:
                 ended = [k for k in self.layers if start < k < stop]
                 if ended:
                     raise _TooMuch(max(ended))
@@ -312,6 +317,20 @@ class _Specialiser:
             return Abs(element)
         return Abs(self.b.apply("ne", element, self.b.const(0, x.value.dtype)))
 
+    def check(self, held: Abs) -> None:
+        """The run must find that the bool holds, see `assertions`."""
+        assert isinstance(held.value, Val)
+        self.b.program.checks.append(held.value.name)
+
+    def _asserted(self, op: Op, x: Abs) -> Abs | None:
+        """The bool of a tensor of one element, which is only asserted; else None."""
+        if op.results[0] not in self.asserted or self.loop or not isinstance(x.value, Val):
+            return None
+        if any(as_index(size).const != 1 for size in x.value.shape):
+            return None
+        self.is_asserting = True
+        return Abs(negated(self.b, x.value) if op.name == "py.not" else holds(self.b, x.value))
+
     def derive_int(self, origin: Origin) -> Abs:
         name = f"c{len(self.derived)}"
         found = self.derived[name] = Abs(size_symbol(name, None), origin)
@@ -343,7 +362,9 @@ class _Specialiser:
         elif op.name == "loop":
             results = control.looped(self, op, operands, env)
         elif op.name == "assert":
-            if operands[0].value is not True:
+            if self.is_asserting:
+                self.check(operands[0])
+            elif operands[0].value is not True:
                 raise Stop("asserts what is known only at run time")
             results = []
         elif op.name == "use":
@@ -354,9 +375,13 @@ class _Specialiser:
             results = [inplace.mutate(self, op, operands)]
         elif op.name.startswith("torch."):
             results = torch_ops.evaluate(self, op, operands)
+        elif op.results and (made := self._asserted(op, operands[0] if operands else Abs(None))):
+            results = [made]
         else:
             results = self.python(op, operands)
         env.update(zip(op.results, results, strict=True))
+        if op.name in ("assert", "if"):
+            self.is_asserting = False
         if self.b.op in OF_THEIR_OWN:
             self.b.op = ""  # what is made between ops hands its gradient on
 
