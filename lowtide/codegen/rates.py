@@ -46,8 +46,15 @@ def ensure_measured(dtypes: Iterable[str]) -> None:
             known = rates.current()
             # what is compiled meanwhile is ours
             rates.use(replace(known, kernels={**known.kernels, f"{dtype} large": 1.0}))
-            with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
-                rates.keep(_measured(dtype, known))
+            # A thread of its own has no modes: a dry run's tensors have no memory.
+            worker = threading.Thread(target=_keep_measured, args=(dtype, known))
+            worker.start()
+            worker.join()
+
+
+def _keep_measured(dtype: str, known: rates.Rates) -> None:
+    with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
+        rates.keep(_measured(dtype, known))
 
 
 def _measured(dtype: str, known: rates.Rates) -> rates.Rates:

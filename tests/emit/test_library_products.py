@@ -12,6 +12,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide import config
+from lowtide.codegen import rates as measured_rates
 from lowtide.codegen.host.parser import parse_host
 from lowtide.codegen.host.printer import print_host
 from lowtide.diagnostics import faults
@@ -144,3 +145,20 @@ def test_a_table_is_kept(measured: None, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_choice_that_there_is_not() -> None:
     with pytest.raises(LowtideError, match="LOWTIDE_PRODUCTS='mkl'"):
         config.from_environment({"LOWTIDE_PRODUCTS": "mkl"})
+
+
+def doubled_product(x: Tensor, y: Tensor) -> Tensor:
+    return (2 * x) @ y
+
+
+def test_a_question_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates are measured with real tensors, also while a dry run's have no memory."""
+    monkeypatch.setattr(rates, "_current", {})
+    monkeypatch.setattr(facts, "read", lambda kind, key: dict[str, str]())
+    monkeypatch.setattr(facts, "write", lambda kind, key, rows: None)
+    monkeypatch.setattr(measured_rates, "_LEAST_S", 0.0)
+    x = torch.rand(260, 260, dtype=torch.float64)
+    with config.override(products=""), torch.device("meta"):
+        assert not rates.is_measured("f64")
+        assert lt.script(doubled_product).memory(x, x).peak_bytes >= 8 * 260 * 260
+        assert rates.is_measured("f64")
