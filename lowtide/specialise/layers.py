@@ -1,7 +1,8 @@
-"""Finds where the equal layers of a model begin, so that regions that record gradients end there.
+"""Finds where regions that record gradients end: between equal layers, or where little is alive.
 
 In: a block. Out: positions of ops. A region that ends between two layers is equal to that of the
-next layer: both are planned and compiled once.
+next layer: both are planned and compiled once. Without layers, a region that has become too large
+ends where it stores least: not at a value of pairs.
 
     embedding, add, [norm, linear, gelu, linear, add] × 4, norm, linear
                     ^ 2                    ^ 7, 12, 17          ^ 22
@@ -9,14 +10,19 @@ next layer: both are planned and compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
-from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.core import Block, Op, Value, free_values
+from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import only_prepares
+from lowtide.texpr.build import Val
+from lowtide.texpr.index import product
+from lowtide.texpr.sizes import evaluate
 
 _FEWEST_LAYERS = 3
 _LONGEST_LAYER = 400  # ops
 _MOST_OPS = 4000  # of a block that is looked at
+_LEAST_BYTES = 1 << 20  # alive where a region ends, to look for another place
 
 
 def layer_starts(block: Block, live_at: Sequence[set[Value]]) -> frozenset[int]:
@@ -53,3 +59,25 @@ def _longest_repetition(keys: Sequence[Hashable]) -> tuple[int, int, int]:
             if run >= period and run + period > best[2]:
                 best = (k - run + 1, period, run + period)
     return best
+
+
+def narrowest(
+    block: Block, reach: range, env: Mapping[Value, Abs], numbers: Mapping[str, int]
+) -> int | None:
+    """Return the position in the later two thirds of `reach` where the fewest bytes are alive, None
+    if there are nearly as few at its end. `env`: values so far; `numbers`: of the symbols."""
+    last_use: dict[Value, int] = {}
+    for k, op in enumerate(block.ops[reach.start :], reach.start):
+        last_use.update(dict.fromkeys(free_values([op]), k))
+    begun = {v: k for k in reach for v in block.ops[k].results}
+    alive = dict.fromkeys(range(reach.start, reach.stop + 1), 0)
+    for v, k in begun.items():
+        x = env[v].value if v in env else None
+        if isinstance(x, Val):
+            nbytes = evaluate(product(x.shape), numbers) * x.dtype.itemsize
+            for at in range(k + 1, min(last_use.get(v, k), reach.stop) + 1):
+                alive[at] += nbytes
+    later = range(reach.start + max(len(reach) // 3, 1), reach.stop)
+    best = min(reversed(later), key=lambda k: alive[k], default=reach.stop)
+    is_much = alive[reach.stop] >= _LEAST_BYTES and 4 * alive[best] <= alive[reach.stop]
+    return best if is_much else None

@@ -44,6 +44,7 @@ from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
     elements,
 )
+from lowtide.specialise.layers import narrowest
 from lowtide.specialise.missing_sizes import divisors_behind, told
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
 from lowtide.specialise.signature import Binding, size_symbol
@@ -215,6 +216,9 @@ class _Specialiser:
                 ended = [k for k in self.layers if start < k < stop]
                 if ended:
                     raise _TooMuch(max(ended))
+                narrow = narrowest(block, range(start, stop), env, self.numbers)
+                if narrow is not None:
+                    raise _TooMuch(narrow)
                 is_cut = True
                 break
             mark = self.mark()
