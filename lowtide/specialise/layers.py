@@ -23,6 +23,7 @@ _FEWEST_LAYERS = 3
 _LONGEST_LAYER = 400  # ops
 _MOST_OPS = 4000  # of a block that is looked at
 _LEAST_BYTES = 1 << 20  # alive where a region ends, to look for another place
+_PAIR_BYTES = 1 << 23
 
 
 def layer_starts(block: Block, live_at: Sequence[set[Value]]) -> frozenset[int]:
@@ -61,23 +62,39 @@ def _longest_repetition(keys: Sequence[Hashable]) -> tuple[int, int, int]:
     return best
 
 
-def narrowest(
+def alive_bytes(
     block: Block, reach: range, env: Mapping[Value, Abs], numbers: Mapping[str, int]
-) -> int | None:
-    """Return the position in the later two thirds of `reach` where the fewest bytes are alive, None
-    if there are nearly as few at its end. `env`: values so far; `numbers`: of the symbols."""
+) -> dict[int, int]:
+    """Return, for each position in `reach` and its end, how much of what is made in `reach` is read
+    from there on. `env`: values so far; `numbers`: of the symbols."""
     last_use: dict[Value, int] = {}
     for k, op in enumerate(block.ops[reach.start :], reach.start):
         last_use.update(dict.fromkeys(free_values([op]), k))
-    begun = {v: k for k in reach for v in block.ops[k].results}
-    alive = dict.fromkeys(range(reach.start, reach.stop + 1), 0)
-    for v, k in begun.items():
-        x = env[v].value if v in env else None
-        if isinstance(x, Val):
-            nbytes = evaluate(product(x.shape), numbers) * x.dtype.itemsize
+    found = dict.fromkeys(range(reach.start, reach.stop + 1), 0)
+    for k in reach:
+        for v in block.ops[k].results:
             for at in range(k + 1, min(last_use.get(v, k), reach.stop) + 1):
-                alive[at] += nbytes
-    later = range(reach.start + max(len(reach) // 3, 1), reach.stop)
-    best = min(reversed(later), key=lambda k: alive[k], default=reach.stop)
-    is_much = alive[reach.stop] >= _LEAST_BYTES and 4 * alive[best] <= alive[reach.stop]
+                found[at] += nbytes(env.get(v), numbers)
+    return found
+
+
+def nbytes(x: Abs | None, numbers: Mapping[str, int]) -> int:
+    """Return the bytes of a tensor; 0 of anything else."""
+    if x is None or not isinstance(x.value, Val):
+        return 0
+    return evaluate(product(x.value.shape), numbers) * x.value.dtype.itemsize
+
+
+def narrowest(alive: Mapping[int, int]) -> int | None:
+    """Return the position in the later two thirds where the fewest bytes are alive, None if there
+    are nearly as few at the end."""
+    *places, end = alive
+    later = places[max(len(places) // 3, 1) :]
+    best = min(reversed(later), key=lambda k: alive[k], default=end)
+    is_much = alive[end] >= _LEAST_BYTES and 4 * alive[best] <= alive[end]
     return best if is_much else None
+
+
+def are_pairs(stored: int, given: int) -> bool:
+    """Whether so many bytes are values of pairs, made of those that are given."""
+    return stored >= _PAIR_BYTES and stored >= 4 * given

@@ -40,11 +40,11 @@ from lowtide.specialise.abstract import (
 )
 from lowtide.specialise.activity import Activity, Full
 from lowtide.specialise.assertions import holds, negated, only_asserted
+from lowtide.specialise.layers import alive_bytes, are_pairs, narrowest, nbytes
 from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
     elements,
 )
-from lowtide.specialise.layers import narrowest
 from lowtide.specialise.missing_sizes import divisors_behind, told
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
 from lowtide.specialise.signature import Binding, size_symbol
@@ -84,6 +84,10 @@ class _TooMuch(Exception):
     def __init__(self, stop: int) -> None:
         super().__init__(stop)
         self.stop = stop
+
+
+class _TooSmall(Exception):
+    """A region of so many definitions would end at values of pairs."""
 
 
 class NeedSizes(Exception):
@@ -143,6 +147,8 @@ def specialise(
             return run.traced(block, reach, env)
         except _TooMuch as why:
             reach, layers = range(reach.start, why.stop), ()
+        except _TooSmall:
+            scale *= 2
         except rows.Escaped as why:
             if why.cut and scale < MOST_SCALE:
                 scale *= 2  # what reads the list belongs into the same region
@@ -177,6 +183,7 @@ class _Specialiser:
         self.derived: dict[str, Abs] = {}
         self.ops = 0
         self.activity = Activity(self.b, binding.wanted, binding.numbers, scale)
+        self.scale = scale
         self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
@@ -216,9 +223,11 @@ class _Specialiser:
                 ended = [k for k in self.layers if start < k < stop]
                 if ended:
                     raise _TooMuch(max(ended))
-                narrow = narrowest(block, range(start, stop), env, self.numbers)
+                alive = alive_bytes(block, range(start, stop), env, self.numbers)
+                narrow = narrowest(alive)
                 if narrow is not None:
                     raise _TooMuch(narrow)
+                self._widen_for_pairs(alive[stop])
                 is_cut = True
                 break
             mark = self.mark()
@@ -228,6 +237,9 @@ class _Specialiser:
                 self.reset(at_cut if cut > start else mark)
                 is_cut = cut > start
                 stop, reason = (cut, "") if is_cut else (stop, str(why))
+                self._widen_for_pairs(
+                    alive_bytes(block, range(start, stop), env, self.numbers)[stop]
+                )
                 break
             except (Unsupported, ShapeError) as why:
                 self.reset(mark)
@@ -469,6 +481,12 @@ class _Specialiser:
             after = Seq(list, tuple(elems))
         self.change(xs, after)
         return result
+
+    def _widen_for_pairs(self, stored: int) -> None:
+        """Raise _TooSmall if a region that ends here would store values of pairs."""
+        given = sum(nbytes(x, self.numbers) for x in self.live)
+        if self.scale < MOST_SCALE and are_pairs(stored, given):
+            raise _TooSmall
 
     # -- what inplace and lifting ask --
 
