@@ -115,7 +115,7 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
 
 def is_pointwise_write(op: Op) -> bool:
     """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`, `x[mask] = 0`."""
-    return inplace.out_of_place(op) not in ("", "setitem", "Tensor.fill_diagonal_")
+    return inplace.out_of_place(op) not in ("", "setitem", "places", "Tensor.fill_diagonal_")
 
 
 def _on_a_copy(op: Op) -> list[Op]:

@@ -8,17 +8,19 @@ Negative indices wrap in `take_along_dim` only; elsewhere the recorded check fin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.effects import Effects
+from lowtide.ops.factories import filled
 from lowtide.ops.indexing import check_index, gathered
-from lowtide.ops.operands import broadcast, broadcast_index, dim_of
+from lowtide.ops.operands import Number, broadcast, broadcast_index, check_converts, dim_of
 from lowtide.ops.registry import op
 from lowtide.ops.views import view
 from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index
 
 # ---- indices that are data --------------------------------------------------------------------
@@ -158,3 +160,45 @@ def lower_one_hot(b: Builder, index: Val, num_classes: Any) -> Val:
         return b.cast(hit, dtypes.i64)
 
     return b.tensor([*index.shape, num_classes], dtypes.i64, body)
+
+
+_MOST_PLACES: Final = 16  # of a row, that each of its elements is compared with
+
+
+@op(
+    "scatter.value",
+    "(self: Tensor, dim: int, index: Tensor, value: Scalar) -> Tensor",
+    "torch.scatter Tensor.scatter",
+    kind="pointwise",
+)
+def lower_scatter_value(b: Builder, x: Val, dim: Any, index: Val, value: Number) -> Val:
+    """`self`, and `value` at few places along a dim, which a tensor of indices names."""
+    d = dim_of(b, dim, x.ndim)
+    if index.ndim != x.ndim or not x.ndim or index.dtype is not dtypes.i64:
+        raise Unsupported("a scatter by an index of other dims, or dtype")
+    for k, (mine, given) in enumerate(zip(x.shape, index.shape, strict=True)):
+        if k != d:
+            b.require_equal(mine, given, "a scatter into a part of the rows")
+    count = as_index(index.shape[d]).const
+    if count is None or count > _MOST_PLACES:
+        raise Unsupported(f"a scatter to more than {_MOST_PLACES} places of a row")
+    return with_value_at(b, x, d, index, count, value, wraps=False)
+
+
+def with_value_at(
+    b: Builder, x: Val, d: int, index: Val, count: int, value: Number, *, wraps: bool
+) -> Val:
+    """The tensor with a number at the `count` places along dim d that the rows of `index` name."""
+    check_converts(x.dtype, value)
+    check_index(b, index, x.shape[d], wraps=wraps)
+    number = filled(b, x.shape, x.dtype, value)
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        found = b.load(x, idx)
+        for k in range(count):
+            at = [as_index(k) if n == d else i for n, i in enumerate(idx)]
+            place = b.at(gathered(b, index, at[: index.ndim], x.shape[d], wraps=wraps))
+            found = b.select(b.apply("eq", place, b.at(idx[d])), b.load(number, idx), found)
+        return found
+
+    return b.tensor(x.shape, x.dtype, body)

@@ -381,6 +381,19 @@ def check_fits(dtype: DType, *numbers: Operand | None) -> None:
             raise Unsupported("a number that may not fit f16")
 
 
+def check_converts(dtype: DType, x: object) -> None:
+    """Refuses numbers that PyTorch may not convert, for which it raises."""
+    if isinstance(x, Val) or dtype is dtypes.boolean:
+        return
+    check_fits(dtype, cast("float", x))
+    if dtype.is_float or isinstance(x, bool):
+        return
+    is_int = isinstance(x, Index) or (isinstance(x, Expr) and not x.dtype.is_float)
+    info = torch.iinfo(dtype.torch)
+    if not (is_int and dtype is dtypes.i64) and not (type(x) is int and info.min <= x <= info.max):
+        raise Unsupported(f"a number that may not fit {dtype}")
+
+
 def cast_to(b: Builder, x: Val, dtype: DType) -> Val:
     """The tensor in another dtype; itself if it has it."""
     if x.dtype is dtype:

@@ -79,6 +79,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "rnn_tanh_cell": (X, X, X, X),
     "roll": (X, [1], [0]),
     "scaled_dot_product_attention": (X[None], X[None], X[None]),
+    "scatter.value": (X, 0, ROWS[None, :1].expand(1, 4), 2.0),
     "scatter_add": (X, 0, ROWS[None], X),
     "take_along_dim": (X, ROWS[None], 0),
     "Tensor.where": (X, X > 0, X),

@@ -90,11 +90,35 @@ def selected(a: Tensor, b: Tensor) -> Any:
     return d[d < 1].mean(), d[d < 2].sum()
 
 
+def scattered(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    nearest = torch.randint(b.shape[0], (a.shape[0], 3), generator=torch.Generator().manual_seed(1))
+    d.scatter_(1, nearest, INF)
+    return d.amin(1)
+
+
+def one_of_each_row(a: Tensor, b: Tensor) -> Any:
+    d = squared(a, b)
+    d[torch.arange(a.shape[0]), torch.arange(a.shape[0]) % b.shape[0]] = 0.0
+    return d.sum(1)
+
+
 FUNCTIONS = [
+    scattered, one_of_each_row,
     top, top_of_itself, sort, sort_the_other_way, middle, quantile, histogram, counts,
     weighted_counts, running, phases, cross, others, masked, selected,
 ]  # fmt: skip
-DIFFERENTIABLE = [top, top_of_itself, running, phases, cross, masked, selected]
+DIFFERENTIABLE = [
+    scattered,
+    one_of_each_row,
+    top,
+    top_of_itself,
+    running,
+    phases,
+    cross,
+    masked,
+    selected,
+]
 
 
 def inputs() -> list[Tensor]:

@@ -23,18 +23,18 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op
-from lowtide.ir.dtypes import DType
 from lowtide.ops.additions import ADDITIONS
 from lowtide.ops.factories import filled
+from lowtide.ops.gathers import with_value_at
 from lowtide.ops.indexing import lower_getitem
-from lowtide.ops.operands import broadcast_index, cast_to, check_fits
+from lowtide.ops.operands import broadcast_index, cast_to, check_converts
 from lowtide.ops.registry import lookup
 from lowtide.specialise import late_binding
 from lowtide.specialise.abstract import Abs, raw, tensors_in
 from lowtide.specialise.activity import Activity
 from lowtide.specialise.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.expr import Expr
+from lowtide.texpr.expr import At, Expr
 from lowtide.texpr.index import Index, as_index, deep_atoms
 from lowtide.texpr.pullback import DETACHED
 
@@ -51,6 +51,7 @@ _OPERATORS: Final = {
 _ITEMS: Final = frozenset({"int", "slice", "none", "ellipsis"})
 # `x[mask] = v`: the mask is of the first dims, or of the last ones.
 _MASKED: Final[dict[tuple[str, ...], bool]] = {("tensor",): True, ("ellipsis", "tensor"): False}
+_PLACES: Final = ("tensor", "tensor")  # `x[arange(n), columns] = v`
 _FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_diagonal_")
 
 
@@ -85,7 +86,9 @@ def out_of_place(op: Op) -> str:
     target = str(op.attrs["target"])
     if target == "Tensor.__setitem__":
         spec = cast("tuple[str, ...]", op.attrs["spec"])
-        return "masked" if spec in _MASKED else "setitem" if set(spec) <= _ITEMS else ""
+        if spec in _MASKED or spec == _PLACES:
+            return "masked" if spec in _MASKED else "places"
+        return "setitem" if set(spec) <= _ITEMS else ""
     if target in _OPERATORS:
         return _OPERATORS[target]
     if target in _FILLS:
@@ -157,6 +160,8 @@ def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
         value = _assigned(host.b, view, operands[-1])
     elif source == "masked":
         value = _masked(host.b, op, view, operands)
+    elif source == "places":
+        value = _with_places(host.b, view, operands)
     elif source == "Tensor.fill_diagonal_":
         value = _with_diagonal(host, op, view, operands)
     elif source == "Tensor.zero_":
@@ -309,7 +314,7 @@ def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
         raise Unsupported("changes a tensor in place at indices")
     if isinstance(given, Val) and (given.ndim or given.dtype is not view.dtype):
         raise Unsupported("assigns several values to where a mask holds")
-    _check_converts(view.dtype, given)
+    check_converts(view.dtype, given)
     spec = cast("tuple[str, ...]", op.attrs["spec"])
     first = 0 if _MASKED.get(spec) else view.ndim - mask.ndim
     for size, whole in zip(mask.shape, view.shape[first:], strict=False):
@@ -324,6 +329,20 @@ def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
     )
 
 
+def _with_places(b: Builder, view: Val, operands: Sequence[Abs]) -> Val:
+    """What `x[arange(n), columns] = v` leaves of a matrix: one place of each row."""
+    rows, columns, given = (x.value for x in operands[1:])
+    if not isinstance(rows, Val) or not isinstance(columns, Val) or isinstance(given, Val):
+        raise Unsupported("changes a tensor in place at indices")
+    made = b.program.defs.get(rows.name)
+    counts = made is not None and isinstance(made.expr, At) and made.expr.index is made.axes[0]
+    if view.ndim != 2 or rows.ndim != 1 or columns.ndim != 1 or not counts:
+        raise Unsupported("changes a tensor in place at indices")
+    for v in (rows, columns):
+        b.require_equal(v.shape[0], view.shape[0], "indices of fewer rows")
+    return with_value_at(b, view, 1, columns, 1, cast("float", given), wraps=True)
+
+
 def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
     """What `fill_diagonal_(v)` leaves of a matrix."""
     if len(operands) != 2 or op.attrs.get("kwnames") or view.ndim != 2:
@@ -331,26 +350,13 @@ def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Va
     b, value = host.b, _assigned(host.b, view, operands[1])
     if isinstance(operands[1].value, Val):
         raise Unsupported("fills a diagonal with a tensor")
-    _check_converts(view.dtype, operands[1].value)
+    check_converts(view.dtype, operands[1].value)
 
     def body(idx: tuple[Index, ...]) -> Expr:
         is_on = b.apply("eq", b.at(idx[0]), b.at(idx[1]))
         return b.select(is_on, b.load(value, idx), b.load(view, idx))
 
     return b.tensor(view.shape, view.dtype, body)
-
-
-def _check_converts(dtype: DType, x: object) -> None:
-    """Refuses numbers that PyTorch may not convert, for which it raises."""
-    if isinstance(x, Val) or dtype is dtypes.boolean:
-        return
-    check_fits(dtype, cast("float", x))
-    if dtype.is_float or isinstance(x, bool):
-        return
-    is_int = isinstance(x, Index) or (isinstance(x, Expr) and not x.dtype.is_float)
-    info = torch.iinfo(dtype.torch)
-    if not (is_int and dtype is dtypes.i64) and not (type(x) is int and info.min <= x <= info.max):
-        raise Unsupported(f"a number that may not fit {dtype}")
 
 
 def _computed(host: Host, op: Op, source: str, view: Val, operands: Sequence[Abs]) -> Val:
