@@ -111,6 +111,12 @@ def left_out(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return d.sum(1)
 
 
+def positives_left_out(a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
+    d = squared(a, b)
+    d[torch.arange(len(a)), labels] = float("inf")
+    return d.amin(1)
+
+
 def solid_angles(points: Tensor, triangles: Tensor) -> Tensor:
     rays = triangles[None] - points[:, None, None]
     a, b, c = rays.unbind(2)
@@ -265,6 +271,12 @@ PATTERNS = (
         source="hard negatives left out",
         call=left_out,
         inputs=lambda: (*_PAIRS(), torch.arange(3000), torch.arange(3000).flip(0)),
+    ),
+    Pattern(
+        name="write in each row",
+        source="hardest negatives",
+        call=positives_left_out,
+        inputs=lambda: (*_PAIRS(), torch.arange(4000) % 3000),
     ),
     Pattern(
         name="solid angles",

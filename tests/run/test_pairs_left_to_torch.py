@@ -92,8 +92,8 @@ def selected(a: Tensor, b: Tensor) -> Any:
 
 def scattered(a: Tensor, b: Tensor) -> Tensor:
     d = squared(a, b)
-    nearest = torch.randint(b.shape[0], (a.shape[0], 3), generator=torch.Generator().manual_seed(1))
-    d.scatter_(1, nearest, INF)
+    rows = torch.arange(a.shape[0])
+    d.scatter_(1, torch.stack([rows % 7, rows % 1500, rows // 4], 1), INF)
     return d.amin(1)
 
 

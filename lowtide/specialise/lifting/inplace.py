@@ -35,7 +35,7 @@ from lowtide.specialise.activity import Activity
 from lowtide.specialise.lifting import updates
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import At, Expr
-from lowtide.texpr.index import Index, as_index, deep_atoms
+from lowtide.texpr.index import Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.pullback import DETACHED
 
 # Views that are never copies.
@@ -335,8 +335,8 @@ def _with_places(b: Builder, view: Val, operands: Sequence[Abs]) -> Val:
     if not isinstance(rows, Val) or not isinstance(columns, Val) or isinstance(given, Val):
         raise Unsupported("changes a tensor in place at indices")
     made = b.program.defs.get(rows.name)
-    counts = made is not None and isinstance(made.expr, At) and made.expr.index is made.axes[0]
-    if view.ndim != 2 or rows.ndim != 1 or columns.ndim != 1 or not counts:
+    place = made.expr.index if made is not None and isinstance(made.expr, At) else as_index(0)
+    if view.ndim != 2 or rows.ndim != 1 or columns.ndim != 1 or the_axis(place) is None:
         raise Unsupported("changes a tensor in place at indices")
     for v in (rows, columns):
         b.require_equal(v.shape[0], view.shape[0], "indices of fewer rows")
