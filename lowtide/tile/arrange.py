@@ -38,12 +38,14 @@ from lowtide.tile.items import (
     FULL_EXTENT,
     REDUCED_POINTS,
     STAGED_POINTS,
+    SUM_TILE,
     Context,
     Item,
     choose_staged,
     choose_vector,
     contains_inner,
     cost,
+    is_long,
     is_register_tile,
     lies_along,
     long_sum,
@@ -55,6 +57,7 @@ from lowtide.tile.items import (
     same_points,
     shared_rows,
     short_row,
+    short_terms,
     store_item,
 )
 from lowtide.tile.lanes import lanes_of
@@ -62,7 +65,6 @@ from lowtide.tile.lines import along_lines, tasks
 from lowtide.tile.online import waits
 from lowtide.tile.target import Target
 
-SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
 IDLE = 16  # threads wait for the last tile at most this fraction of the time
 LONG_TILE = 512  # of the sums that give the gradient of weights: as much of a line,
@@ -257,6 +259,8 @@ class Arrangement:
                 tile = max(tile, 16 * self.lanes)
             if any(main in long_terms(i) for i in self.all_items()):
                 tile = min(tile, SUM_TILE)
+            sums = (i for i in self.all_items() if main in i.over and self._in_memory(i))
+            tile = min([tile, *(max(SUM_TILE // short_terms(i, main), 8) for i in sums)])
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
@@ -471,25 +475,32 @@ class Arrangement:
                 self.grid = (*self.grid[:-1], Tiled(main, rows))
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
-        """How far a float sum goes before its part is added: each step has all terms of its axes of
-        fixed extent.
+        """How far a float sum goes before its part is added.
 
         Alone in its nest it has a register for each loop. Beside others, which keep other axes, it
-        may be updated in memory: then so many terms over all its axes."""
+        may be updated in memory: then so many terms over all its axes, short ones, too."""
         terms, lanes = long_terms(item), item.vector
-        if rounds(item) and lanes in item.over and lanes and lanes.extent.const is None:
+        if lanes in item.over and lanes and rounds(item) and is_long(lanes, 8 * SUM_TILE):
             yield lanes, SUM_TILE
         swept = [a for a in terms if a not in self.grid_axes()]
-        beside = [i for i in self.all_items() if i.kind == "reduce" and same_points(i, item)]
-        short = math.prod(a.extent.const or 1 for a in item.over if a is not lanes)
-        most = max(SUM_TILE // short, 8)
-        if all(set(i.over) == set(item.over) for i in beside):
-            yield from ((a, most) for a in swept)
+        if not self._in_memory(item):
+            yield from ((a, SUM_TILE) for a in swept)
             return
+        short = short_terms(item, lanes)
+        most = max(SUM_TILE // short, 8)
+        inside = [a for a in item.over if a is not lanes and a not in self.grid_axes()]
+        if short > SUM_TILE and inside and not swept:
+            a = max(inside, key=self.extent)
+            yield a, max(SUM_TILE // short_terms(item, a), 8)
         held = math.prod(min(t.tile or 1, SUM_TILE) for t in self.grid if t.axis in terms)
         for a in swept:
             tile = int((most // held) ** (1 / len(swept)))
             yield a, max(tile // 8 * 8, 8)
+
+    def _in_memory(self, item: Item) -> bool:
+        """May a float sum be updated in memory at each term, beside sums that keep other axes?"""
+        beside = (i for i in self.all_items() if i.kind == "reduce" and same_points(i, item))
+        return rounds(item) and any(set(i.over) != set(item.over) for i in beside)
 
     def _rank(self) -> dict[Axis, tuple[int, int, int]]:
         """Outermost first: axes of costly tile values, then kept before reduced."""

@@ -100,6 +100,7 @@ class Nest:
     unroll: dict[Axis, int] = field(default_factory=dict[Axis, int])
     full: frozenset[Axis] = frozenset()  # axes of constant extent that are unrolled completely
     transposed: Axis | None = None  # copies across the grain: the axis that memory lies along
+    parts: frozenset[Axis] = frozenset()  # loops with a partial sum of their own, for less rounding
 
 
 def reached(expr: Expr, known: Container[Expr]) -> Iterator[Expr]:

@@ -49,6 +49,7 @@ SPLAT, SIDE_BY_SIDE, STAGED, TESTED = 0.25, 1.0, 1.3, 1.6  # a vector, by how it
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
 STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
+SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
 REDUCED_POINTS = 512  # of all axes that a register tile sums over: lines that stay in L2
 
 
@@ -351,7 +352,17 @@ def long_terms(item: Item) -> list[Axis]:
     """Long axes that a float sum is taken over one by one, not along the lanes."""
     if not rounds(item):
         return []
-    return [a for a in item.over if a is not item.vector and a.extent.const is None]
+    return [a for a in item.over if a is not item.vector and is_long(a, SUM_TILE)]
+
+
+def short_terms(item: Item, but: Axis | None) -> int:
+    """How many terms a sum has over its axes of short fixed extent, without one of them."""
+    short = (a.extent.const or 1 for a in item.over if not is_long(a, SUM_TILE) and a is not but)
+    return math.prod(short)
+
+
+def is_long(a: Axis, most: int) -> bool:
+    return a.extent.const is None or a.extent.const > most
 
 
 def same_points(a: Item, b: Item) -> bool:

@@ -24,6 +24,8 @@ from lowtide.tile.target import Target
 REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
 HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
 LIGHT = 6  # a body of more operations needs registers of its own
+TERMS = 1024  # a float sum in a register is added up in parts where there are more,
+FEW = 4  # of at least so many
 LONG_CODE = 512  # operations and elements read, of all points of a register tile: C compilers take
 # seconds for more, and there is work enough in fewer points
 
@@ -46,8 +48,31 @@ def schedule(
         lasts = {w.buffer.last for w in nest.writes if isinstance(w, Stage)}
         if len(panels) == 1 and lasts == {nest.vector} and not _sums(nest):
             nest.vectors = max(panels.pop() // kernel.lanes, 1)
+        if _sums(nest):
+            nest.parts = _partial_sums(nest, kernel)
     begin_in_registers(kernel)
     return kernel
+
+
+def _partial_sums(nest: Nest, kernel: Kernel) -> frozenset[Axis]:
+    """The loops of unknown length, and so many of the others that no sum in a register gets more
+    than `TERMS` terms one after another, if it can be."""
+    found: set[Axis] = set()
+    tiles = {a: tile for a, tile in kernel.tiles() if tile}
+    inside: Axis | None = None
+    terms = 1  # of the loops inside, since the last partial sum
+    for a in reversed([a for a in nest.order if a not in nest.full]):
+        n = tiles.get(a) or a.extent.const or TERMS
+        n = -(-n // (kernel.lanes * nest.vectors)) if a is nest.vector else n
+        if inside is not None and terms >= FEW and terms * n > TERMS:
+            found.add(inside)
+            terms = 1
+        terms *= n
+        inside = a
+        if a.extent.const is None:
+            found.add(a)
+            terms = 1
+    return frozenset(found)
 
 
 def _cost_here(e: Expr, nest: Nest) -> int:

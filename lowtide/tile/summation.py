@@ -31,12 +31,13 @@ KEPT = "kept"  # a loop over results, within one over the terms of each
 class Order:
     """`sweeps`: tiles of the grid and of sweeps that part a sum, from outside; `loops`: those of
     its nest, and what of them runs along the lanes; `fma`: is a product added without rounding it?
-    `in_parts`: has each tile its own sum; `rescaled`: does the sum follow a running maximum?"""
+    `in_parts`: has each tile its own sum, has that parts, too; `rescaled`: does the sum follow a
+    running maximum?"""
 
     sweeps: tuple[tuple[int, int], ...]
     loops: tuple[tuple[object, ...], ...]
     fma: bool
-    in_parts: bool
+    in_parts: int
     rescaled: bool
     dtype: str
 
@@ -115,28 +116,26 @@ def order_of(kernel: Kernel, d: Def) -> Order | None:
 def _orders(kernel: Kernel, d: Def) -> Iterator[Order]:
     assert isinstance(d.expr, Reduce)
     number = {a: k for k, a in enumerate(d.expr.axes)}
-    whole = kernel.values[d.name]
-    part = kernel.values.get(f"{d.name}_part")
+    name, sums = d.name, list[Buffer]()
+    while name in kernel.values:
+        sums.append(kernel.values[name])
+        name += "_part"
     grid = [(number[t.axis], t.tile or 0) for t in kernel.grid if t.axis in number]
-    rescaled = part is None and any(
-        isinstance(w, Stage) and w.buffer is whole for n, _ in paths(kernel.body) for w in n.writes
+    rescaled = len(sums) == 1 and any(
+        isinstance(w, Stage) and w.buffer in sums for n, _ in paths(kernel.body) for w in n.writes
     )
     for nest, around in paths(kernel.body):
         for w in nest.writes:
-            if isinstance(w, Accumulate) and _is_one_of(w.buffer, whole, part):
+            if isinstance(w, Accumulate) and w.buffer in sums:
                 swept = [(number[s.axis], s.tile) for s in around if s.axis in number]
                 yield Order(
                     sweeps=(*grid, *swept),
                     loops=_loops(nest, w, number, kernel),
                     fma=_is_product(nest, w),
-                    in_parts=w.buffer is not whole,
+                    in_parts=sums.index(w.buffer),
                     rescaled=rescaled,
                     dtype=w.buffer.dtype.name,
                 )
-
-
-def _is_one_of(b: Buffer, whole: Buffer, part: Buffer | None) -> bool:
-    return b is whole or b is part
 
 
 def _loops(

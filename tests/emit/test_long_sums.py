@@ -1,20 +1,77 @@
-"""The rounding of long float sums over several axes, some of them short."""
+"""The rounding of long float sums: over several axes, some of them short, or of fixed extent."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import Tensor
 
 import lowtide as lt
+
+Fn = Callable[[Tensor], Tensor]
 
 
 def over_three(x: Tensor) -> Tensor:
     return (x * 1).sum((0, 1, 2))
 
 
-def test_short_axes_count_as_terms() -> None:
-    x = torch.rand(300, 4, 7, 19, generator=torch.Generator().manual_seed(0))
-    truth = over_three(x.double())
-    got = (lt.script(over_three)(x) - truth).abs()
-    eager = (over_three(x) - truth).abs().max()
+def fixed_and_long(x: Tensor) -> Tensor:
+    return (x.view(50000, 4) * 1).sum(0)
+
+
+def fixed_pair(x: Tensor) -> Tensor:
+    return (x.view(64, 64, 64) * 1).sum((0, 1))
+
+
+def beside_rows(x: Tensor) -> Tensor:
+    """The first sum is updated in memory, term by term."""
+    rows = (x * 2).exp().sum((1, 2, 3))
+    return (x * 1).sum((0, 1, 2)) + 0 * rows.amax()
+
+
+def fixed_pixels(x: Tensor) -> Tensor:
+    return (x.view(64, 80, 80, 19) * 1).sum((1, 2)).flatten()
+
+
+def beside_fixed_rows(x: Tensor) -> Tensor:
+    y = x.view(4, 3000, 19)
+    return (y * 1).sum(1).flatten() + 0 * (y * 2).exp().sum(2).amax()
+
+
+@pytest.mark.parametrize(
+    ("fn", "shape"),
+    [
+        (over_three, (2000, 5, 5, 3)),
+        (over_three, (32, 16, 16, 19)),
+        (fixed_and_long, (50000, 4)),
+        (fixed_pair, (64, 64, 64)),
+        (beside_rows, (32, 16, 16, 19)),
+        (fixed_pixels, (64, 80, 80, 19)),
+        (beside_fixed_rows, (4, 3000, 19)),
+    ],
+)
+def test_partial_sums(fn: Fn, shape: tuple[int, ...]) -> None:
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    truth = fn(x.double())
+    got = (lt.script(fn)(x) - truth).abs()
+    eager = (fn(x) - truth).abs().max()
     assert (got <= 4 * eager + 4 * torch.finfo(torch.float32).eps * truth).all()
+
+
+def test_the_gradient_of_a_bias() -> None:
+    x = torch.rand(300, 4, 7, 19, generator=torch.Generator().manual_seed(0))
+    found: list[Tensor] = []
+    for fn, dtype in ((scaled, torch.float64), (scaled, None), (lt.script(scaled), None)):
+        scale = torch.ones(19, dtype=dtype, requires_grad=True)
+        fn(x.to(dtype or x.dtype), scale).sum().backward()
+        assert scale.grad is not None
+        found.append(scale.grad)
+    truth, eager, got = found
+    most = 4 * (eager - truth).abs().max() + 4 * torch.finfo(torch.float32).eps * truth
+    assert ((got - truth).abs() <= most).all()
+
+
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    return x.exp() * scale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lowtide.errors import VerifyError
@@ -42,3 +44,14 @@ def test_two_orders_in_one_kernel() -> None:
     kernel.body.append(Sweep(axis=terms.axis, tile=terms.tile // 2, body=terms.body))
     with pytest.raises(VerifyError, match="in two orders"):
         order_of(kernel, d)
+
+
+def test_parts_of_parts() -> None:
+    """A sum over a share of the grid, each tile of which is swept in parts."""
+    kernel, d = product_of()
+    kernel.values[f"{d.name}_part"] = replace(kernel.values[d.name])
+    kernel.values[f"{d.name}_part_part"] = kernel.values[d.name]
+    kernel.values[d.name] = replace(kernel.values[d.name])
+    order = order_of(kernel, d)
+    assert order is not None
+    assert order.in_parts == 2

@@ -120,12 +120,12 @@ class Accumulator:
         self._write_vectors(outer.after)
 
     def _levels(self) -> list[int]:
-        """Return the depths of loops with a partial sum of their own, for less rounding: in a float
-        sum, those of unknown length, except the outermost reduced loop."""
+        """Return the depths of loops with a partial sum of their own, as the schedule says: in a
+        float sum, except the outermost reduced loop."""
         if self.fn != "sum" or self.t not in ("f32", "f64"):
             return []
-        order = self.body.order
-        return [d for d in range(self.hold + 1, len(order)) if order[d].extent.const is None]
+        order, parts = self.body.order, self.body.nest.parts
+        return [d for d in range(self.hold + 1, len(order)) if order[d] in parts]
 
     def _update(self, acc: str, point: Point, lines: list[str]) -> None:
         w = self.w
