@@ -35,7 +35,7 @@ ATTRS: Final[Mapping[str, frozenset[str]]] = {
     "const": frozenset({"value"}),
     "tuple.make": frozenset({"cls"}),
     "tuple.get": frozenset({"index"}),
-    "torch.getitem": frozenset({"spec", "rows"}),
+    "torch.getitem": frozenset({"spec", "rows", "unbound"}),
     "call_torch": frozenset({"target", "kwnames"}),
     "mutate": frozenset({"target", "kwnames", "spec"}),
     "attr.get": frozenset({"name"}),

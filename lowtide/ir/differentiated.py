@@ -50,6 +50,11 @@ def differentiated(fn: Function) -> frozenset[Value]:
     return frozenset(found) - {v for op in fn.walk() if op.name in _STRUCTURE for v in op.results}
 
 
+def sources_of(fn: Function, values: list[Value]) -> set[Value]:
+    """All values that the given ones may be, may hold, or may be parts of."""
+    return _Sources(fn).of(values) if values else set()
+
+
 def makes_within(op: Op, values: frozenset[Value]) -> bool:
     """Is one of the values made in a block of the op?"""
     inner = (o for block in op.blocks for o in walk(block))

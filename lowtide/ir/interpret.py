@@ -178,6 +178,8 @@ def _getitem(op: Op, env: Env) -> list[Any]:
     x, *items = (env[v] for v in op.operands)
     spec = cast("tuple[str, ...]", op.attrs["spec"])
     try:
+        if "unbound" in op.attrs and x.requires_grad and torch.is_grad_enabled():
+            return [x.unbind(0)[items[0]]]
         return [x[opdefs.Indexing.index(spec, items)]]
     except IndexError as error:
         if "rows" in op.attrs:

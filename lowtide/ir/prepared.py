@@ -33,7 +33,7 @@ def prepared(op: Op) -> Step:
 
 def _function(op: Op) -> Callable[..., Any] | None:
     """What gives the op's only result from its operands; None where `run_op` has more to do."""
-    if op.name == "torch.getitem" and "rows" not in op.attrs:
+    if op.name == "torch.getitem" and op.attrs.keys().isdisjoint(("rows", "unbound")):
         return _item(cast("Sequence[str]", op.attrs["spec"]))
     if op.name in ("call_torch", "mutate") and "spec" not in op.attrs and not op.attrs["kwnames"]:
         return _called(str(op.attrs["target"]))

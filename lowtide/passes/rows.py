@@ -8,6 +8,9 @@ In, out: a Function. Invariant: a list that is returned, changed, unpacked or pa
 
 A reversed list, `xs[::-1]`, is read from the other end. A read of x[i] can become a tensor
 expression for any i; a read of a list item cannot.
+
+Of a row that is written in place, the read stays, or becomes, `unbound`: autograd refuses such a
+write, for the row is one of several results of `unbind`. Of other rows it is plain.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from lowtide.ir import types as t
+from lowtide.ir.aliases import written_by
 from lowtide.ir.core import Block, Function, Op, Value, clone
-from lowtide.ir.differentiated import differentiated
+from lowtide.ir.differentiated import differentiated, sources_of
 from lowtide.passes.ir_queries import (
     RESIZING,
     constant,
@@ -55,6 +59,7 @@ class _Rows:
         self.sources: dict[Value, _Source] = {}
         self.stand_ins: dict[Value, Value] = {}
         self.differentiated = differentiated(fn)  # rows that stay the tensors that they are
+        self.written = sources_of(fn, [v for op in fn.walk() for v in written_by(op)])
         self.counters: set[Value] = set()  # of loops: never negative
 
     def block(self, block: Block) -> None:
@@ -69,8 +74,10 @@ class _Rows:
         block.ops = kept
 
     def op(self, op: Op) -> list[Op]:
+        if "unbound" in op.attrs and op.result not in self.written:
+            del op.attrs["unbound"]
         source = self.sources.get(op.operands[0]) if op.operands else None
-        if op.name == "torch.unbind" and self._may_go(op.result):
+        if op.name == "torch.unbind" and self._may_go(op, op.result):
             length = Value("", t.INT)
             x, dim = op.operands
             self.sources[op.result] = _Source(tensor=x, dim=dim, length=length, is_reversed=False)
@@ -90,8 +97,13 @@ class _Rows:
             return []
         return self.row(op, source)
 
-    def _may_go(self, rows: Value) -> bool:
-        return rows not in self.differentiated and self.is_only_read(rows)
+    def _may_go(self, op: Op, rows: Value) -> bool:
+        if rows in self.differentiated or not self.is_only_read(rows):
+            return False
+        return rows not in self.written or self._along_first(op.operands[1])
+
+    def _along_first(self, dim: Value) -> bool:
+        return constant(dim, self.makers) == 0
 
     def row(self, op: Op, source: _Source) -> list[Op]:
         """`list.get` as a view of the tensor."""
@@ -106,9 +118,11 @@ class _Rows:
             made.append(_subtract(last, index, turned, op))
             index = turned
         x, results, loc = source.tensor, op.results, op.loc
-        if constant(source.dim, self.makers) == 0:
+        if self._along_first(source.dim):
             read = Op(name="torch.getitem", operands=[x, index], results=results, loc=loc)
             read.attrs.update(spec=("int",), rows=True)
+            if op.result in self.written:
+                read.attrs["unbound"] = True
         else:
             operands = [x, source.dim, index]
             read = Op(name="torch.select", operands=operands, results=results, loc=loc)

@@ -60,6 +60,8 @@ def evaluate(host: Host, op: Op, operands: list[Abs]) -> list[Abs]:
         return [item(operands, spec)]
     if not isinstance(operands[0].value, Val):
         raise Unsupported("an item of a value that is not a tensor")
+    if "unbound" in op.attrs and host.activity.records:
+        raise Unsupported("a row is changed in place, which autograd may refuse")
     by_data = any(isinstance(x.value, Val) and x.value.ndim for x in operands[1:])
     kind = "gather" if by_data or "bool" in spec else "view"
     return lowered(host, op, record, kind, (constant(spec),), [frozen(x) for x in operands])

@@ -134,7 +134,8 @@ def _is_printable(op: Op, plain: Collection[Value]) -> bool:
 def _is_spelled(op: Op) -> bool:
     if op.name == "torch.getitem":
         spec = cast("Sequence[str]", op.attrs["spec"])
-        return "rows" not in op.attrs and len(spec) == 1 and spec[0] in ("int", "slice")
+        plain = op.attrs.keys().isdisjoint(("rows", "unbound"))
+        return plain and len(spec) == 1 and spec[0] in ("int", "slice")
     family = op.name.partition(".")[0]
     return opdefs.find(op.name) is not None and family != "future"
 

@@ -249,7 +249,9 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             return Iteration(
                 length=c.as_value(rows, node),
                 element=lambda i: (
-                    c.builder.emit("torch.getitem", [value, i], [t.TENSOR], spec=("int",)).result
+                    c.builder.emit(
+                        "torch.getitem", [value, i], [t.TENSOR], spec=("int",), unbound=True
+                    ).result
                 ),
             )
         case _:
