@@ -55,10 +55,10 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     return found
 
 
-def longest_run(outer: Outer, start: int) -> Candidate | None:
-    """Return the longest run that begins with this op."""
+def longest_run(outer: Outer, start: int, stop: int) -> Candidate | None:
+    """Return the longest run in [start, stop) that begins with its first op."""
     with Ledger(), torch.no_grad():
-        return _Finder(outer, outer.last).longest(start)
+        return _Finder(outer, stop).longest(start)
 
 
 @dataclass(slots=True)

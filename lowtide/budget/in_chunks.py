@@ -110,10 +110,13 @@ def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:
 
 
 def _run_over(outer: Outer, start: int, pos: int) -> Candidate | None:
-    """Return a run from `start`, or from where one can begin, that has the op at `pos`."""
-    run = longest_run(outer, start)
+    """Return a run from `start`, or from where one can begin, that has the op at `pos`. It ends
+    with the last op that reads pairs: what follows is done once, and views are PyTorch's."""
+    run = longest_run(outer, start, outer.last)
     if run is not None and run.stop > pos:
-        return run
+        last = max(k for k in range(pos, run.stop) if k == pos or _reads_pairs(outer, k))
+        shorter = longest_run(outer, start, last + 1)
+        return shorter if shorter is not None and shorter.stop > pos else run
     return next((c for c in candidates(outer, start, pos + 1) if c.stop > pos), None)
 
 
@@ -200,6 +203,10 @@ def _origin(outer: Outer, pairs: Value) -> int | None:
         first = min(first, makers[v])
         left += [o for o in outer.ops[makers[v]].operands if _numel(outer, o) >= least]
     return first
+
+
+def _reads_pairs(outer: Outer, pos: int) -> bool:
+    return any(_nbytes(outer, v) >= _LEAST_BYTES for v in outer.ops[pos].operands)
 
 
 def _stored_bytes(outer: Outer, run: Candidate) -> int:

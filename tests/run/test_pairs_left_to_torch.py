@@ -164,6 +164,14 @@ def test_gradients_are_those_of_eager(fn: Callable[..., Any]) -> None:
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-2)
 
 
+def last_of_top(a: Tensor, b: Tensor) -> Tensor:
+    return squared(a, b).topk(3, dim=1)[0][:, -1]
+
+
+def test_views_of_small_results_are_views() -> None:
+    assert lt.script(last_of_top)(*inputs()).stride() == (3,)
+
+
 def given(x: Tensor) -> Tensor:
     return x.exp().topk(3, dim=1)[0]
 
