@@ -12,18 +12,23 @@ thread; times are processor times.
 from __future__ import annotations
 
 import argparse
+import inspect
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 import lowtide as lt
+from benchmarks import pattern_zoo
+from benchmarks.files import write_results
 from benchmarks.pattern_zoo import PATTERNS, Pattern
 from lowtide.memory.measure import measure_peak
+from lowtide.tools.machine import this_machine
 from lowtide.torch_private.pytree import tensors_in
 
+PAGE: Final = Path(__file__).parent.parent / "docs" / "patterns.md"
 EAGER, INDUCTOR, LOWTIDE = "eager", "torch.compile", "lowtide"
 WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     EAGER: lambda f: f,
@@ -89,33 +94,95 @@ def measure(pattern: Pattern, ways: list[str], repeats: int) -> Row:
     return found
 
 
+def line(name: str, row: Row) -> str:
+    """One line of the table that is printed."""
+    parts = (
+        f"{way} {r['held_mb']:7.1f} MB {r['ms']:8.1f} ms ({r['first_s']:.1f} s)"
+        for way, r in row.items()
+    )
+    return f"{name:28} {'  '.join(parts)}  error {row[LOWTIDE]['error']:.1e}"
+
+
+def page(machine: str, rows: dict[str, Row]) -> str:
+    """The text of docs/patterns.md: a table, then the programs."""
+    table = [
+        "| program | after | eager | torch.compile | Lowtide | first call |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for pattern in PATTERNS:
+        row = rows.get(pattern.name)
+        if row is None:
+            continue
+        cells = [
+            f"{row[way]['held_mb']:.1f} MB, {row[way]['ms']:.1f} ms" if way in row else "-"
+            for way in WAYS
+        ]
+        cells.append(f"{row[LOWTIDE]['first_s']:.1f} s")
+        kind = ", training" if pattern.is_training else ""
+        table.append(f"| {pattern.name}{kind} | {pattern.source} | {' | '.join(cells)} |")
+    text = inspect.getsource(pattern_zoo)
+    imports = "\n".join(k for k in text.splitlines() if k.startswith(("import ", "from torch")))
+    programs = "\n\n".join(
+        inspect.getsource(made)
+        for name, made in vars(pattern_zoo).items()
+        if inspect.isfunction(made) and made.__module__ == pattern_zoo.__name__ and name[0] != "_"
+    )
+    return _PAGE.format(
+        machine=machine, table="\n".join(table), imports=imports, programs=programs.rstrip()
+    )
+
+
+_PAGE = """\
+# Programs of pairs
+
+Made by `python -m benchmarks.patterns`. Each program is plain PyTorch code after a public report,
+or after a kind of program; nothing in it is written for Lowtide. The tensor of pairs has 40 to
+60 MB. Sizes stand in [benchmarks/pattern_zoo.py](../benchmarks/pattern_zoo.py).
+
+The columns show what a call holds at its peak beyond inputs, results and gradients, and the least
+processor time of a call, with one thread. `Lowtide` is `lt.script`. A training program is measured
+with its backward pass.
+
+{machine}
+
+{table}
+
+Where Lowtide holds as much as PyTorch, an op in the program stores the pairs: a write at indices
+that are data, or a second derivative, which runs in PyTorch.
+[memory.md](memory.md#no-tensor-of-pairs) says what is cut into chunks.
+
+```python
+{imports}
+
+
+{programs}
+```
+"""
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.patterns")
     parser.add_argument("names", nargs="*", metavar="name")
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    machine = this_machine("cpu")
     ways = [way for way in WAYS if way != INDUCTOR or not options.no_inductor]
     rows: dict[str, Row] = {}
     for pattern in PATTERNS:
         if options.names and pattern.name not in options.names:
             continue
         try:
-            row = measure(pattern, ways, options.repeats)
+            rows[pattern.name] = measure(pattern, ways, options.repeats)
         except Exception as fault:
             print(f"{pattern.name:28} {type(fault).__name__}: {str(fault)[:300]}", flush=True)
             continue
-        rows[pattern.name] = row
-        parts = (
-            f"{way} {r['held_mb']:7.1f} MB {r['ms']:8.1f} ms ({r['first_s']:.1f} s)"
-            for way, r in row.items()
-        )
-        print(
-            f"{pattern.name:28}", "  ".join(parts), f"error {row[LOWTIDE]['error']:.1e}", flush=True
-        )
+        print(line(pattern.name, rows[pattern.name]), flush=True)
+    if not options.names and not options.no_inductor:
+        print(write_results(machine, {"rows": rows}, "patterns"))
+        PAGE.write_text(page(str(machine), rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
