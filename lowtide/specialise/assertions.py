@@ -21,6 +21,7 @@ from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Expr
 
 _BOOLS = ("py.bool", "py.not")
+_CALLS = ("torch._assert_async",)  # what torch.compile captures of an `assert`
 _BETWEEN = ("const", "py.format", "tuple.make")  # may stand between a bool and its assertion
 
 
@@ -40,6 +41,11 @@ def only_asserted(block: Block) -> frozenset[Value]:
         if op.name not in _BETWEEN:
             following = op
     return frozenset(found)
+
+
+def is_call(op: Op) -> bool:
+    """Whether it is a call that asserts its first operand."""
+    return op.attrs.get("target") in _CALLS
 
 
 def _asserts(op: Op, held: Value) -> bool:

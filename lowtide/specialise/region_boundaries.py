@@ -12,7 +12,7 @@ from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value, free_values, walk
 from lowtide.ir.types import ClassType
 from lowtide.ops.additions import ADDITIONS
-from lowtide.specialise import late_binding
+from lowtide.specialise import assertions, late_binding
 from lowtide.specialise.abstract import Abs, tensors_in
 from lowtide.specialise.lifting import inplace
 from lowtide.texpr.build import Unsupported, Val
@@ -52,7 +52,7 @@ def ends_region(op: Op) -> str:
 def static_reason(op: Op) -> str:
     """Why this op ends a region, "" if it need not."""
     family = op.name.partition(".")[0]
-    if op.name == "call_torch" and late_binding.may_bind(op):
+    if op.name == "call_torch" and (late_binding.may_bind(op) or assertions.is_call(op)):
         return ""
     if op.name == "section" and op.attrs["chunks"] == 1:
         return "is computed again in the backward pass"

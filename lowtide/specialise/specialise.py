@@ -39,7 +39,7 @@ from lowtide.specialise.abstract import (
     tensors_in,
 )
 from lowtide.specialise.activity import Activity, Full
-from lowtide.specialise.assertions import holds, negated, only_asserted
+from lowtide.specialise.assertions import holds, is_call, negated, only_asserted
 from lowtide.specialise.layers import alive_bytes, are_pairs, narrowest, nbytes
 from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
@@ -391,6 +391,12 @@ class _Specialiser:
             results = [inplace.mutate(self, op, operands)]
         elif op.name.startswith("torch."):
             results = torch_ops.evaluate(self, op, operands)
+        elif is_call(op):
+            x = operands[0].value
+            if self.loop or not isinstance(x, Val) or any(as_index(s).const != 1 for s in x.shape):
+                raise Stop("asserts what is known only at run time")
+            self.check(Abs(holds(self.b, x)))
+            results = [constant(None) for _ in op.results]
         elif op.results and (made := self._asserted(op, operands[0] if operands else Abs(None))):
             results = [made]
         else:

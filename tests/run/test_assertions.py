@@ -104,6 +104,14 @@ def test_the_first_error_is_raised() -> None:
         f(torch.ones(60, 3), B)
 
 
+def test_under_compile() -> None:
+    f = lt.compile(asserted)
+    torch.testing.assert_close(f(INPUTS["far"], B), asserted(INPUTS["far"], B))
+    assert ", 0 ops left to PyTorch" in str(f.explain(INPUTS["far"], B))
+    with pytest.raises(RuntimeError, match="too near"):  # as torch.compile raises it
+        f(INPUTS["near"], B)
+
+
 def test_gradients() -> None:
     a = INPUTS["far"].clone().requires_grad_()
     lt.script(raised)(a, B).sum().backward()
