@@ -19,9 +19,9 @@ from lowtide.ir import dtypes
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Expr
+from lowtide.torch_private.private_names import ASSERT_TENSOR
 
 _BOOLS = ("py.bool", "py.not")
-_CALLS = ("torch._assert_async",)  # what torch.compile captures of an `assert`
 _BETWEEN = ("const", "py.format", "tuple.make")  # may stand between a bool and its assertion
 
 
@@ -44,8 +44,8 @@ def only_asserted(block: Block) -> frozenset[Value]:
 
 
 def is_call(op: Op) -> bool:
-    """Whether it is a call that asserts its first operand."""
-    return op.attrs.get("target") in _CALLS
+    """Whether it is what torch.compile captures of an `assert`."""
+    return op.attrs.get("target") == ASSERT_TENSOR
 
 
 def _asserts(op: Op, held: Value) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 ASSERT: Final = "torch._assert"
+ASSERT_TENSOR: Final = "torch._assert_async"
 WEIGHT_NORM: Final = "torch._weight_norm"
 TRACING_STATE: Final = "torch._C._get_tracing_state"
 # Where functions of PyTorch say that they are, and how they are written.
