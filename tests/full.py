@@ -89,11 +89,12 @@ def run(part: Part) -> Outcome:
             name=part.name, commit=commit(), status=None, seconds=0, command=command, failed=[],
             last_line=note,
         )  # fmt: skip
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     begun, failed, last = time.monotonic(), list[str](), ""
     process = subprocess.Popen(
         [sys.executable, *part.arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **part.environment},
+        env={**os.environ, "PYTHONPATH": paths, **part.environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
