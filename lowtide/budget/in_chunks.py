@@ -134,18 +134,21 @@ def _with_small_ops_first(outer: Outer) -> Function:
         between = ops[begin:end]
         moved = _movable(outer, between, makers)
         inside = {v: op for op in between for v in op.results}
-        ops[begin:end] = _with_own_numbers(moved, inside) + [
-            op for op in between if op not in moved
-        ]
+        ids = {id(op) for op in moved}
+        left = [op for op in between if id(op) not in ids]
+        ops[begin:end] = _with_own_numbers(moved, inside) + left
     if ops == list(outer.ops):
         return outer.function
     return with_block(outer.function, Block(outer.function.block.args, ops))
 
 
 def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> list[Op]:
-    """Return those that make small tensors from what is there before all of them."""
+    """Return those that make small tensors from what is there before all of them, up to an op that
+    may change what they read."""
     pairs, moved = set[Value](), list[Op]()
     for op in ops:
+        if not opdefs.is_removable(op, makers):
+            break
         is_tensor = any(map(outer.tensors, op.results))
         is_small = all(_nbytes(outer, v) < _LEAST_BYTES for v in op.results)
         if not pairs.isdisjoint(op.operands) or not is_small or op.blocks:

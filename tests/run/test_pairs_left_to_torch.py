@@ -164,6 +164,20 @@ def test_gradients_are_those_of_eager(fn: Callable[..., Any]) -> None:
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-2)
 
 
+def written_between(a: Tensor, b: Tensor) -> Tensor:
+    a = a.clone()
+    row = a[0]
+    d = squared(a, b)
+    a.mul_(2.0)
+    shift = row.sum() + a.sum(1, keepdim=True)  # of what has been written
+    return (d + shift).topk(3, dim=1)[0]
+
+
+def test_small_ops_stay_behind_writes() -> None:
+    args = inputs()
+    torch.testing.assert_close(lt.script(written_between)(*args), written_between(*args))
+
+
 def last_of_top(a: Tensor, b: Tensor) -> Tensor:
     return squared(a, b).topk(3, dim=1)[0][:, -1]
 
