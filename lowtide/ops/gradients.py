@@ -20,14 +20,22 @@ LEFT: Final[dict[str, tuple[int, ...]]] = {
     "heaviside": (),
     "floor_divide": (),
 }
+
+
+def _below_one(order: object) -> bool:
+    """Is a norm a count of what is not 0, whose result requires a gradient all the same, or is its
+    slope at a 0 infinite?"""
+    return isinstance(order, int | float) and 0 <= order < 1
+
+
 # op → whether operands of these values are PyTorch's
 LEFT_IF: Final[dict[str, Callable[[Sequence[Any]], bool]]] = {
     "cdist": lambda x: x[2] != 2,
-    # a count of what is not 0: its result requires a gradient all the same
-    "norm": lambda x: x[1] == 0,
-    "linalg.norm": lambda x: x[1] == 0,
-    "linalg.vector_norm": lambda x: x[1] == 0,
-    "pairwise_distance": lambda x: x[2] == 0,
+    "norm": lambda x: _below_one(x[1]),
+    "linalg.norm": lambda x: _below_one(x[1]),
+    "linalg.vector_norm": lambda x: _below_one(x[1]),
+    "pairwise_distance": lambda x: _below_one(x[2]),
+    "normalize": lambda x: _below_one(x[1]),
 }
 
 

@@ -383,6 +383,20 @@ def test_running_statistics_that_are_read_are_those_of_the_call() -> None:
     torch.testing.assert_close(gradient(lt.script(minus_the_mean)), gradient(minus_the_mean))
 
 
+def low_order(x):
+    return torch.linalg.vector_norm(x, 0.5, dim=1)
+
+
+@pytest.mark.parametrize("end", [float("inf"), float("nan")])
+def test_the_slope_of_a_norm_of_low_order_at_0(end: float) -> None:
+    found: list[Tensor] = []
+    for fn in (low_order, lt.script(low_order)):
+        x = torch.tensor([[0.0, end, 1.0], [0.0, 2.0, 3.0]], requires_grad=True)
+        fn(x).sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
 def counts(x, y):
     apart = F.pairwise_distance(x, y, 0.0)
     return x.norm(p=0, dim=1), torch.linalg.vector_norm(x, 0), torch.linalg.norm(x[0], 0), apart
