@@ -7,7 +7,7 @@ is stored, so that it is computed in the kernels of its neighbours.
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
 
-A product of bf16 or f16 is the library's where all its readers round it, after a bias at most. The
+A product of bf16 or f16 is the library's where all its readers round it, bf16 after a bias. The
 library adds up in float32 and rounds once; what is stored is half as large.
 
     t[i, j]: f32 = sum[k](f32(a[i, k]) * f32(w[k, j]))     ->  t[i, j]: bf16 = sum[k](…)
@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.ir.dtypes import HALVES, DType, f32
+from lowtide.ir.dtypes import HALVES, DType, bf16, f32
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
@@ -128,13 +128,14 @@ def _half_of(first: Expr, second: Expr) -> DType | None:
 
 
 def _is_rounded(expr: Expr, name: str, half: DType) -> bool:
-    """Does all that reads a value round it to 16 bits, after additions at most?"""
+    """Does all that reads a value round it to 16 bits, bfloat16 after additions at most? A float16
+    may be too large before an addition."""
     wide: set[Expr] = set()
     for node in ex.walk(expr):
         if isinstance(node, Load) and node.source == name:
             wide.add(node)
         elif not wide.isdisjoint(node.children):
-            if isinstance(node, Apply) and node.fn == "add":
+            if half is bf16 and isinstance(node, Apply) and node.fn == "add":
                 wide.add(node)
             elif not (isinstance(node, Cast) and node.dtype is half):
                 return False

@@ -85,6 +85,16 @@ def test_a_sum_that_stays_in_float32_is_not_rounded() -> None:
     torch.testing.assert_close(lt.script(wide)(*given), wide(*given), rtol=1e-5, atol=1e-5)
 
 
+def test_a_bias_brings_back_what_is_too_large_for_float16() -> None:
+    x, w = torch.full((64, 64), 40.0).half(), torch.full((64, 64), 40.0).half()
+    given = x, w, torch.full((64,), -60000.0).half()
+    assert torch.equal(lt.script(with_bias)(*given), torch.full((64, 64), 42400.0).half())
+
+
+def with_bias(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b)
+
+
 def test_what_is_saved_is_rounded() -> None:
     """Of a linear layer its result in 16 bits, not the sum in 32."""
     given = operands(torch.bfloat16)
