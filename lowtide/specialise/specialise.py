@@ -184,6 +184,7 @@ class _Specialiser:
         self.ops = 0
         self.activity = Activity(self.b, binding.wanted, binding.numbers, scale)
         self.scale = scale
+        self.given_bytes = sum(nbytes(x, binding.numbers) for x in self.live)
         self._undo: list[tuple[Abs, object]] = []  # what was changed, and what it was
         self.views: dict[Abs, inplace.Made] = {}
         self.blocked: set[Abs] = set()  # tensors of which there may be copies, or not
@@ -220,14 +221,15 @@ class _Specialiser:
                 break
             is_full = self.ops > control.UNROLL_OPS or self.activity.is_full
             if is_full and not self.is_asserting:
-                ended = [k for k in self.layers if start < k < stop]
+                alive = alive_bytes(block, range(start, stop), env, self.numbers)
+                layers = (k for k in self.layers if start < k < stop)
+                ended = [k for k in layers if not are_pairs(alive[k], self.given_bytes)]
                 if ended:
                     raise _TooMuch(max(ended))
-                alive = alive_bytes(block, range(start, stop), env, self.numbers)
                 narrow = narrowest(alive)
+                self._widen_for_pairs(alive[stop if narrow is None else narrow])
                 if narrow is not None:
                     raise _TooMuch(narrow)
-                self._widen_for_pairs(alive[stop])
                 is_cut = True
                 break
             mark = self.mark()
@@ -490,8 +492,7 @@ class _Specialiser:
 
     def _widen_for_pairs(self, stored: int) -> None:
         """Raise _TooSmall if a region that ends here would store values of pairs."""
-        given = sum(nbytes(x, self.numbers) for x in self.live)
-        if self.scale < MOST_SCALE and are_pairs(stored, given):
+        if self.scale < MOST_SCALE and are_pairs(stored, self.given_bytes):
             raise _TooSmall
 
     # -- what inplace and lifting ask --
