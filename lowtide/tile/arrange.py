@@ -260,7 +260,7 @@ class Arrangement:
             if any(main in long_terms(i) for i in self.all_items()):
                 tile = min(tile, SUM_TILE)
             sums = (i for i in self.all_items() if main in i.over and self._in_memory(i))
-            tile = min([tile, *(max(SUM_TILE // short_terms(i, main), 8) for i in sums)])
+            tile = min([tile, *(max(SUM_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
@@ -491,7 +491,7 @@ class Arrangement:
         inside = [a for a in item.over if a is not lanes and a not in self.grid_axes()]
         if short > SUM_TILE and inside and not swept:
             a = max(inside, key=self.extent)
-            yield a, max(SUM_TILE // short_terms(item, a), 8)
+            yield a, max(SUM_TILE // short_terms(item, a, lanes), 8)
         held = math.prod(min(t.tile or 1, SUM_TILE) for t in self.grid if t.axis in terms)
         for a in swept:
             tile = int((most // held) ** (1 / len(swept)))

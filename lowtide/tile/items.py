@@ -355,9 +355,9 @@ def long_terms(item: Item) -> list[Axis]:
     return [a for a in item.over if a is not item.vector and is_long(a, SUM_TILE)]
 
 
-def short_terms(item: Item, but: Axis | None) -> int:
-    """How many terms a sum has over its axes of short fixed extent, without one of them."""
-    short = (a.extent.const or 1 for a in item.over if not is_long(a, SUM_TILE) and a is not but)
+def short_terms(item: Item, *but: Axis | None) -> int:
+    """How many terms a sum has over its axes of short fixed extent, without some of them."""
+    short = (a.extent.const or 1 for a in item.over if not is_long(a, SUM_TILE) and a not in but)
     return math.prod(short)
 
 
