@@ -221,13 +221,14 @@ def _write(x: torch.Tensor, new: torch.Tensor) -> None:
 def _materialised(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[int]:
     """Return (by id) the tensors that must be materialised so that their views alias them: results;
     tensors whose views certainly overlap, being larger together; if the function mutates, all with
-    several views; and those whose layout the program shows."""
+    several views or one that is expanded; and those whose layout the program shows."""
     leaves = {id(x): x for r in results for x in tensors_in(r)}
     views: dict[Abs, list[Abs]] = {}
     for leaf in leaves.values():
         views.setdefault(_root(leaf), []).append(leaf)
     several = {root: found for root, found in views.items() if len(found) > 1}
     stored = set(leaves) | {id(x) for x, found in several.items() if mutates or _overlap(x, found)}
+    stored |= {id(x) for x, found in views.items() if mutates and _overlap(x, found)}
     stored |= {id(_root(x)) for r in seen.inspected for x in tensors_in(r)}
     leaving = {id(x) for r in seen.leaving for x in tensors_in(r)}
     for root, found in views.items():

@@ -63,6 +63,18 @@ def beside_two(x: Tensor) -> Tensor:
     return first * 2
 
 
+@pytest.mark.parametrize("write", [
+    "z.add_(1)", "z[x > 0] = 1.0", "z[x[:, 0] > 0] = 1.0", "z.masked_fill_(x > 0, 2.0)",
+    "z[:, 0] = 3.0", "z.fill_diagonal_(4.0)", "z[torch.arange(2), torch.arange(2)] = 5.0",
+    "z.scatter_(1, torch.arange(2)[:, None], 6.0)", "z.zero_()",
+])  # fmt: skip
+def test_an_expanded_tensor_is_one_memory(write: str) -> None:
+    """Its elements change together, or PyTorch refuses."""
+    lines = ["def program(x):", "z = torch.ones(3).expand(2, 3)", write, "return z + x"]
+    program = written("\n    ".join(lines), f"expanded {write}")
+    agree(program, lambda: (values(2, 3, grad=False),), "script")
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fn", [one_of_two, beside_two])
 def test_one_of_several_views(fn: Callable[..., Any], grad: bool) -> None:
