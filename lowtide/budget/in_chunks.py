@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from lowtide.budget.effects import Effects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
 from lowtide.budget.planned import PlannedDriver
-from lowtide.budget.rewrite import UNKNOWN, with_sections
+from lowtide.budget.rewrite import UNKNOWN, Known, with_sections
 from lowtide.budget.torch_rules import is_pointwise, name_of
 from lowtide.diagnostics import faults
 from lowtide.execute.candidate import Candidate
@@ -90,7 +91,8 @@ class ChunkedDriver(PlannedDriver[Driver]):
             return self._plain
         if not chunks:
             return self._plain
-        return Driver(with_sections(function, chunks, {}, known=UNKNOWN), tiles=self.tiles)
+        known = Known(sources=Effects(outer).sources) if outer.records else UNKNOWN
+        return Driver(with_sections(function, chunks, {}, known=known), tiles=self.tiles)
 
 
 def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:

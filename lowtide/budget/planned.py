@@ -19,6 +19,7 @@ from lowtide.execute.driver import Driver
 from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.autograd import without_saved_hooks
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
@@ -45,7 +46,7 @@ class PlannedDriver(Driver, Generic[Found]):
         key = _key(args), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
-            with self._searching:
+            with self._searching, without_saved_hooks():
                 found = self._plans.get(key) or self._search(args)
                 if len(self._plans) >= _MOST_PLANS:
                     self._plans.clear()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -44,3 +45,17 @@ set_versions: Final[Callable[..., None]] = _autograd._unsafe_set_version_counter
 keeps_graph: Final[Callable[[], bool]] = getattr(
     _autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
+
+
+@contextlib.contextmanager
+def without_saved_hooks() -> Iterator[None]:
+    """A context in which no hook of the user's is given the tensors that autograd saves."""
+    below = list[tuple[Any, Any]]()
+    while (top := top_saved_hooks(True)) is not None:
+        below.append(top)
+        pop_saved_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(below):
+            push_saved_hooks(pack, unpack)

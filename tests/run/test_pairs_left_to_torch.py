@@ -210,3 +210,34 @@ def test_errors_are_those_of_eager(fn: Callable[..., Tensor]) -> None:
     with pytest.raises(RuntimeError) as found:
         lt.script(fn)(*inputs())
     assert str(found.value) == str(expected.value)
+
+
+def some_without_a_graph(a: Tensor, b: Tensor) -> Any:
+    d, e = squared(a, b), squared(a.detach(), b.detach())
+    h = torch.histc(d, 20, 0.0, 9.0)
+    return d.topk(2)[0], e.topk(2)[0], (d.detach() + 1).kthvalue(2)[0], h
+
+
+def test_only_what_has_a_graph_requires_gradients() -> None:
+    made = [
+        results(run(*(x.requires_grad_() for x in inputs())))
+        for run in (some_without_a_graph, lt.script(some_without_a_graph))
+    ]
+    given, found = ([(x.requires_grad, x.is_leaf) for x in row] for row in made)
+    assert given == found == [(True, False), *[(False, True)] * 3]
+
+
+@pytest.mark.parametrize("budget", [None, "500MB"])
+def test_no_search_saves_tensors_in_a_checkpoint(budget: str | None) -> None:
+    f, saved = lt.script(top, budget=budget), list[bool]()
+
+    def pack(x: Tensor) -> Tensor:
+        saved.append(x.is_meta)
+        return x
+
+    a, b = (x.requires_grad_() for x in inputs())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        values, _ = f(a, b)
+    assert saved
+    assert not any(saved)
+    values.sum().backward()
