@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 import torch
@@ -48,7 +48,7 @@ keeps_graph: Final[Callable[[], bool]] = getattr(
 
 
 @contextlib.contextmanager
-def without_saved_hooks() -> Iterator[None]:
+def without_saved_hooks() -> Generator[None]:
     """A context in which no hook of the user's is given the tensors that autograd saves."""
     below = list[tuple[Any, Any]]()
     while (top := top_saved_hooks(True)) is not None:
