@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
+
 from lowtide.budget.effects import Effects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
@@ -26,6 +28,7 @@ from lowtide.budget.planned import PlannedDriver
 from lowtide.budget.rewrite import UNKNOWN, Known, with_sections
 from lowtide.budget.torch_rules import is_pointwise, name_of
 from lowtide.diagnostics import faults
+from lowtide.execute.backend import Tiles
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.driver import Driver
 from lowtide.ir import opdefs
@@ -34,6 +37,7 @@ from lowtide.memory import watching
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private.pytree import tensors_in
 
+Tensor = torch.Tensor
 _ALONG_ROWS: Final = frozenset((
     "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "cross", "det",
     "inv", "inverse", "solve", "cholesky", "slogdet", "logdet", "cholesky_solve",
@@ -45,6 +49,8 @@ _SLOW: Final = frozenset((
 _LEAST_NUMBERS: Final = 1 << 11  # of an argument: pairs of fewer take less than `_LEAST_BYTES`
 _LEAST_BYTES: Final = 1 << 23  # of a value of pairs
 _CHUNK_BYTES: Final = {True: 1 << 22, False: 1 << 26}  # on the CPU, on GPUs
+_FEW: Final = 16  # sizes below are told apart
+_MOST_KNOWN: Final = 256
 _TIMES: Final = 4  # as large as what it is made of
 
 
@@ -65,7 +71,13 @@ def _may_read(op: Op) -> bool:
 
 
 class ChunkedDriver(PlannedDriver[Driver]):
-    """See the module's text."""
+    """See the module's text. `_without`: the arguments, by `_about`, for which there was nothing to
+    cut: sizes that grow, and numbers that count calls, are not searched for each time."""
+
+    def __init__(self, function: Function, *, tiles: Tiles = "usual") -> None:
+        super().__init__(function, tiles=tiles)
+        self._without: set[Any] = set()
+        self._reads_floats = any(name_of(op) == "histc" for op in function.block.ops)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """See the base class."""
@@ -75,8 +87,18 @@ class ChunkedDriver(PlannedDriver[Driver]):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """Return the driver for these arguments."""
-        sizes = (0 if x.is_nested else x.numel() for x in tensors_in(args))
-        return self._plan_of(args) if max(sizes, default=0) >= _LEAST_NUMBERS else self._plain
+        tensors = [x for x in tensors_in(args) if not x.is_nested]
+        if max((x.numel() for x in tensors), default=0) < _LEAST_NUMBERS:
+            return self._plain
+        about = torch.is_grad_enabled(), *map(_about, tensors)
+        if about in self._without:
+            return self._plain
+        found = self._plan_of(args)
+        if found is self._plain:
+            if len(self._without) >= _MOST_KNOWN:
+                self._without.clear()
+            self._without.add(about)
+        return found
 
     def _search(self, args: Sequence[Any]) -> Driver:
         try:
@@ -93,6 +115,12 @@ class ChunkedDriver(PlannedDriver[Driver]):
             return self._plain
         known = Known(sources=Effects(outer).sources) if outer.records else UNKNOWN
         return Driver(with_sections(function, chunks, {}, known=known), tiles=self.tiles)
+
+
+def _about(x: Tensor) -> tuple[object, ...]:
+    """Return the dtype and sizes, to a quarter of a power of two."""
+    sizes = (n if n < _FEW else round(4 * math.log2(n)) + _FEW for n in x.shape)
+    return x.dtype, x.requires_grad, *sizes
 
 
 def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:

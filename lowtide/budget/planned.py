@@ -28,7 +28,10 @@ _MOST_PLANS: Final = 256
 
 
 class PlannedDriver(Driver, Generic[Found]):
-    """See the module's text. `_plain`: the driver of the function as it is."""
+    """See the module's text. `_plain`: the driver of the function as it is. `_reads_floats`: whether
+    a plan depends on floats among the arguments."""
+
+    _reads_floats = True
 
     def __init__(self, function: Function, *, tiles: Tiles = "usual") -> None:
         super().__init__(function, tiles=tiles)
@@ -43,7 +46,7 @@ class PlannedDriver(Driver, Generic[Found]):
 
     def _plan_of(self, args: Sequence[Any]) -> Found:
         """Return the plan for these arguments, an earlier one if there is one."""
-        key = _key(args), _sharing(args) if self._writes else ()
+        key = _key(args, self._reads_floats), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
             with self._searching, without_saved_hooks():
@@ -54,10 +57,10 @@ class PlannedDriver(Driver, Generic[Found]):
         return found
 
 
-def _key(args: Sequence[Any]) -> Any:
+def _key(args: Sequence[Any], reads_floats: bool) -> Any:
     # On GPUs the kernels of a backward pass depend on it.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    forms = tuple(map(_form, args))
+    forms = tuple(float if type(x) is float and not reads_floats else _form(x) for x in args)
     state = torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic
     return *state, torch_state.surroundings(), forms
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.budget import in_chunks
 from lowtide.diagnostics import faults
 from lowtide.memory.measure import measure_peak
 
@@ -176,6 +177,29 @@ def written_between(a: Tensor, b: Tensor) -> Tensor:
 def test_small_ops_stay_behind_writes() -> None:
     args = inputs()
     torch.testing.assert_close(lt.script(written_between)(*args), written_between(*args))
+
+
+def scaled_top(a: Tensor, b: Tensor, scale: float, offset: int) -> Tensor:
+    return (squared(a, b) * scale + offset).topk(2, dim=1)[0]
+
+
+def test_plans_are_searched_for_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[int] = []
+    search = in_chunks.ChunkedDriver._search  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: Any, args: Any) -> Any:
+        searched.append(1)
+        return search(self, args)
+
+    monkeypatch.setattr(in_chunks.ChunkedDriver, "_search", counted)
+    f, (a, b) = lt.script(scaled_top), inputs()
+    for k in range(6):  # a float that changes
+        torch.testing.assert_close(f(a, b, 0.5 + k, 1), scaled_top(a, b, 0.5 + k, 1))
+    assert len(searched) == 1
+    for k in range(20):  # no pairs: a counter, and a size that grows
+        small = b[: 100 + k]
+        torch.testing.assert_close(f(a, small, 1.0, k), scaled_top(a, small, 1.0, k))
+    assert len(searched) <= 4
 
 
 def last_of_top(a: Tensor, b: Tensor) -> Tensor:
