@@ -28,8 +28,8 @@ _MOST_PLANS: Final = 256
 
 
 class PlannedDriver(Driver, Generic[Found]):
-    """See the module's text. `_plain`: the driver of the function as it is. `_reads_floats`: whether
-    a plan depends on floats among the arguments."""
+    """See the module's text. `_plain`: the driver of the function as it is. `_reads_floats`: a plan
+    depends on floats among the arguments."""
 
     _reads_floats = True
 
