@@ -27,6 +27,8 @@ _BETWEEN = ("const", "py.format", "tuple.make")  # may stand between a bool and 
 
 def only_asserted(block: Block) -> frozenset[Value]:
     """Return the bools of tensors that only an assertion right behind them reads."""
+    if not any(op.name in _BOOLS for op in block.ops):
+        return frozenset()  # of a large block, users are not looked for in each region
     users: defaultdict[Value, list[Op]] = defaultdict(list)
     for op in block.ops:
         for v in free_values([op]):

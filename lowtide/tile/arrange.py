@@ -59,6 +59,7 @@ from lowtide.tile.items import (
     short_row,
     short_terms,
     store_item,
+    updated_in_memory,
 )
 from lowtide.tile.lanes import lanes_of
 from lowtide.tile.lines import along_lines, tasks
@@ -257,9 +258,10 @@ class Arrangement:
             tile = max(1, self.target.task_points // max(rest, 1))
             if any(i.vector is main for i in self.all_items()):
                 tile = max(tile, 16 * self.lanes)
-            if any(main in long_terms(i) for i in self.all_items()):
+            items = list(self.all_items())
+            if any(main in long_terms(i) for i in items):
                 tile = min(tile, SUM_TILE)
-            sums = (i for i in self.all_items() if main in i.over and self._in_memory(i))
+            sums = (i for i in items if main in i.over and updated_in_memory(i, items))
             tile = min([tile, *(max(SUM_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
@@ -396,9 +398,8 @@ class Arrangement:
         if not self.in_loop:
             return frozenset()
         staged = {e for i in self.all_items() for e in i.staged if self._stays(e)}
-        if sum(math.prod(map(self.extent, e.free)) for e in staged) > STAGED_POINTS:
-            return frozenset()
-        return frozenset(a for e in staged for a in e.free)
+        points = sum(math.prod(map(self.extent, e.free)) for e in staged)
+        return frozenset(a for e in staged for a in e.free if points <= STAGED_POINTS)
 
     def _stays(self, e: Expr) -> bool:
         changing = self.grid_axes().union(*(own_axes(i.d) for i in self.local.values()))
@@ -483,7 +484,7 @@ class Arrangement:
         if lanes in item.over and lanes and rounds(item) and is_long(lanes, 8 * SUM_TILE):
             yield lanes, SUM_TILE
         swept = [a for a in terms if a not in self.grid_axes()]
-        if not self._in_memory(item):
+        if not updated_in_memory(item, self.all_items()):
             yield from ((a, SUM_TILE) for a in swept)
             return
         short = short_terms(item, lanes)
@@ -496,11 +497,6 @@ class Arrangement:
         for a in swept:
             tile = int((most // held) ** (1 / len(swept)))
             yield a, max(tile // 8 * 8, 8)
-
-    def _in_memory(self, item: Item) -> bool:
-        """May a float sum be updated in memory at each term, beside sums that keep other axes?"""
-        beside = (i for i in self.all_items() if i.kind == "reduce" and same_points(i, item))
-        return rounds(item) and any(set(i.over) != set(item.over) for i in beside)
 
     def _rank(self) -> dict[Axis, tuple[int, int, int]]:
         """Outermost first: axes of costly tile values, then kept before reduced."""

@@ -10,7 +10,7 @@ Out: `Item`s: each is the work of one loop nest, with the axis of the vector lan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -367,6 +367,12 @@ def is_long(a: Axis, most: int) -> bool:
 
 def same_points(a: Item, b: Item) -> bool:
     return set(a.loops) == set(b.loops)
+
+
+def updated_in_memory(item: Item, items: Iterable[Item]) -> bool:
+    """May a float sum be updated in memory at each term, beside sums that keep other axes?"""
+    beside = (i for i in items if i.kind == "reduce" and same_points(i, item))
+    return rounds(item) and any(set(i.over) != set(item.over) for i in beside)
 
 
 # ---- staging --------------------------------------------------------------------------------

@@ -9,29 +9,8 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
+from benchmarks.pattern_zoo import mmd, splines
 from lowtide.memory.measure import measure_peak
-
-
-def discrepancy(x: Tensor, y: Tensor) -> Tensor:
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        d = ((a[:, None] - b[None]) ** 2).sum(-1)
-        total = torch.exp(-d / 0.5)
-        for width in (1.0, 2.0, 4.0):
-            total = total + torch.exp(-d / width)
-        return total.mean()
-
-    return kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)
-
-
-def splines(x: Tensor, weight: Tensor) -> Tensor:
-    grid = torch.linspace(-2.2, 2.2, 12)
-    x = x[..., None]
-    bases = ((x >= grid[:-1]) & (x < grid[1:])).to(x.dtype)
-    for k in range(1, 4):
-        left = (x - grid[: -k - 1]) / (grid[k:-1] - grid[: -k - 1]) * bases[..., :-1]
-        right = (grid[k + 1 :] - x) / (grid[k + 1 :] - grid[1:-k]) * bases[..., 1:]
-        bases = left + right
-    return (bases.flatten(1) @ weight).square().mean()
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -53,7 +32,7 @@ def complete_iou(a: Tensor, b: Tensor) -> Tensor:
 
 # Sizes, and the bytes of one value of pairs.
 CASES = {
-    discrepancy: ((1500, 4), (1450, 4), 4 * 1500 * 1450),
+    mmd: ((1500, 4), (1450, 4), 4 * 1500 * 1450),
     complete_iou: ((1500, 4), (1450, 4), 4 * 1500 * 1450),
     splines: ((512, 700), (700 * 8, 16), 4 * 512 * 700 * 8),
 }
