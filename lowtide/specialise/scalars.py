@@ -413,6 +413,17 @@ def _size(host: Host, xs: Abs) -> Abs | None:
     return Abs(Seq(torch.Size, tuple(_elements(xs))))
 
 
+def _numel(host: Host, xs: Abs) -> Abs | None:
+    if not (isinstance(xs.value, Seq) and xs.value.kind is torch.Size):
+        return None
+    found = Abs(1)
+    for x in xs.value.elems:
+        found = _product(host, found, x)
+        if found is None:
+            return None
+    return found
+
+
 def _len(host: Host, xs: Abs) -> Abs | None:
     return Abs(len(xs.value.elems)) if isinstance(xs.value, Seq | Map) else None
 
@@ -424,10 +435,11 @@ def _iterated(host: Host, xs: Abs) -> Abs | None:
     return None
 
 
+_product = _arithmetic(lambda x, y: x * y, "mul")
 _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.add": _concatenated,
     "py.sub": _arithmetic(lambda x, y: x - y, "sub"),
-    "py.mul": _arithmetic(lambda x, y: x * y, "mul"),
+    "py.mul": _product,
     "py.floordiv": _arithmetic(_floordiv),
     "py.mod": _arithmetic(_mod),
     "py.pow": _arithmetic(_power),
@@ -450,6 +462,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.len": _len,
     "list.of": _iterated,
     "list.size": _size,
+    "list.numel": _numel,
     "py.iter": _iterated,
     "py.max": _extremum(1),
     "py.min": _extremum(-1),

@@ -11,6 +11,7 @@ exceptions, and a module's state must then be equal.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -297,7 +298,7 @@ def same(a: Any, b: Any, at: str = "result", seen: frozenset[int] = frozenset())
         equal = _close(a, b)
     elif isinstance(a, complex):
         equal = _close(a.real, b.real) and _close(a.imag, b.imag)
-    elif isinstance(a, list | tuple):
+    elif isinstance(a, list | tuple | collections.deque):
         equal = len(a) == len(b)
         if equal:
             for i, (x, y) in enumerate(zip(a, b, strict=True)):

@@ -12,6 +12,7 @@ own globals and closure, and its ops have source locations in it.
 from __future__ import annotations
 
 import ast
+import collections
 import copy
 import functools
 import inspect
@@ -67,6 +68,12 @@ T = TypeVar("T")
 
 # what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
 _TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
+# Python makes these, and runs their methods.
+_CONTAINERS: tuple[object, ...] = (
+    collections.Counter,
+    collections.defaultdict,
+    collections.deque,
+)
 _LEGACY: type = type(torch.FloatTensor)
 _DEEPEST = 200  # nested calls
 
@@ -246,7 +253,9 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     if isinstance(obj, functools.partial):
         return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)
-    if callable(obj) and (isinstance(obj, _TORCHSCRIPT) or is_installed(obj)):
+    is_container = any(obj is kind for kind in _CONTAINERS)
+    is_python = is_container or isinstance(obj, _TORCHSCRIPT) or is_installed(obj)
+    if callable(obj) and is_python:
         return _py_call(c, obj, call)
     raise c.error(
         call.node,

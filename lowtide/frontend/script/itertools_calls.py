@@ -15,6 +15,8 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
+from types import FunctionType
+from typing import Any, cast
 
 from lowtide.frontend.script.arguments import check_count
 from lowtide.frontend.script.builtin_calls import BUILTINS
@@ -26,8 +28,10 @@ from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import Call, Node, Partial
 from lowtide.frontend.script.operators import BINARY, COMPARE, binary, truth
 from lowtide.frontend.script.targets import unpacked
+from lowtide.ir import types as t
 from lowtide.ir.core import Value
 
+_MOST_CHOSEN = 8  # elements whose combinations are written out
 _MOST_KNOWN = 64  # copies of a value that are written out
 
 
@@ -128,6 +132,68 @@ def _reduce(c: Context, call: Call) -> Node:
     return folded(c, call, xs, first, step)
 
 
+def _accumulate(c: Context, call: Call) -> Node:
+    source, *given = call.args
+    fn = given[0] if given else call.keywords.get("func")
+    start = c.as_value(call.keywords.get("initial", c.const(None)), call.node)
+    made = c.builder.list_make([])
+
+    def step(a: Value, b: Value) -> Value:
+        if fn is None or (isinstance(fn, Value) and fn.type == t.NONE):
+            found: Node = binary(c, call.node, *BINARY[ast.Add], a, b)
+        else:
+            found = c.call_function(call.node, fn, [a, b])
+        value = c.as_value(found, call.node)
+        append(c, made, value)
+        return value
+
+    xs = c.list_of(source, call.node)
+    if start.type != t.NONE:
+        append(c, made, start)
+        folded(c, call, xs, start, step)
+        return made
+
+    def fold_some() -> None:
+        none = c.const(None)
+        first = c.py(call.node, "list.get", xs, c.const(0))
+        append(c, made, first)
+        folded(c, call, c.py(call.node, "list.slice", xs, c.const(1), none, none), first, step)
+
+    branch_on(c, call.node, c.py(call.node, "py.bool", xs), fold_some, lambda: None)
+    return made
+
+
+def _combinations(c: Context, call: Call) -> Node:
+    source, given = [*call.args, *(v for k, v in call.keywords.items() if k == "r")]
+    xs, size = c.list_of(source, call.node), c.as_value(given, call.node)
+    known, count = known_elements(c, xs), c.constant(size)
+    is_short = known is not None and len(known) <= _MOST_CHOSEN
+    if known is not None and is_short and isinstance(count, int) and count >= 0:
+        chosen = itertools.combinations(known, count)
+        return c.builder.list_make([c.builder.tuple_make(v) for v in chosen])
+    return c.inline(cast("FunctionType", _choose), call.node, [xs, size], {})
+
+
+def _choose(xs: list[Any], size: int) -> list[tuple[Any, ...]]:
+    """What `itertools.combinations` gives, in the language."""
+    if size < 0:
+        raise ValueError("r must be non-negative")
+    places = list(range(size))
+    found: list[tuple[Any, ...]] = []
+    going = size <= len(xs)
+    while going:
+        found.append(tuple([xs[i] for i in places]))
+        k = size - 1
+        while k >= 0 and places[k] == k + len(xs) - size:
+            k -= 1
+        going = k >= 0
+        if going:
+            places[k] += 1
+            for j in range(k + 1, size):
+                places[j] = places[j - 1] + 1
+    return found
+
+
 def _check_some(c: Context, call: Call, xs: Value) -> None:
     def fail() -> None:
         message = "reduce() of empty iterable with no initial value"
@@ -174,6 +240,8 @@ BUILTINS.update(
         itertools.islice: _islice,
         itertools.starmap: _starmap,
         itertools.pairwise: _pairwise,
+        itertools.accumulate: _accumulate,
+        itertools.combinations: _combinations,
         functools.reduce: _reduce,
         functools.partial: _partial,
     }

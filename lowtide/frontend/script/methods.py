@@ -47,7 +47,7 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
     args = [given(a, call.node) for a in call.args]
     match plain:
         case ListType(t.INT) if name == "numel" and not _is_list(c, receiver):  # of a torch.Size
-            return c.builder.emit("cast", [c.py(call.node, "math.prod", receiver)], [t.INT]).result
+            return c.py(call.node, "list.numel", receiver, *args)
         case ListType() if name in _LIST:
             return _list_method(c, call, receiver, plain, name, args)
         case TupleType() if name in ("index", "count"):

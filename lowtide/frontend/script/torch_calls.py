@@ -18,18 +18,20 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from lowtide.frontend import torch_schemas
+from lowtide.frontend import call_forms, torch_schemas
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
 from lowtide.frontend.script.remedies import member
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.ir.effects import Effects
 from lowtide.ir.literals import is_literal
 from lowtide.ir.named_results import class_of_result
 from lowtide.ir.signature import result_type
 from lowtide.ops import registry
 from lowtide.ops.binding import Bound, Default, Gather, Slot, bind
+from lowtide.ops.registry import OpRecord
 from lowtide.torch_private.private_names import TENSOR_MODULE
 
 _SHORT = (
@@ -67,7 +69,7 @@ def torch_call(
     if writing:
         return _call(c, writing, source, values, named)
     bound = bind(registry.lookup(source), values, named)
-    if bound is not None and bound.record.name != "getitem":
+    if bound is not None and _is_compiled(source, bound.record, values, named):
         return _record_call(c, source, bound)
     if unpacked:
         raise c.error(
@@ -100,6 +102,19 @@ def _argument(c: Context, node: ast.AST, found: Node) -> Value:
     if isinstance(found, PythonObject) and isinstance(found.obj, type) and found.obj in _CLASSES:
         return c.const(_CLASSES[found.obj])
     return c.as_value(found, node)
+
+
+def _is_compiled(
+    source: str, record: OpRecord, args: Sequence[Value], keywords: Mapping[str, Value]
+) -> bool:
+    """Whether the record may stand for the call: PyTorch takes it, too."""
+    if record.name == "getitem":
+        return False
+    draws = not isinstance(record.effects, Effects) or bool(record.effects & Effects.DRAWS)
+    if draws or source.startswith("operator."):
+        return True
+    types = {k: v.type for k, v in keywords.items()}
+    return call_forms.is_taken(source, [a.type for a in args], types)
 
 
 def _record_call(c: Context, source: str, bound: Bound) -> Node:

@@ -114,6 +114,10 @@ def _count(xs: Any, value: object) -> int:
     return xs.count(value)
 
 
+def _numel(xs: Any) -> int:
+    return xs.numel()  # of a torch.Size; a list, which has the same type, has no such method
+
+
 def _repeat(xs: list[object], n: int) -> None:
     xs *= n
 
@@ -130,6 +134,7 @@ _READING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type
     "py.tuple": (tuple, _listed),
     "list.index": (_index, always(t.INT)),
     "list.count": (_count, always(t.INT)),
+    "list.numel": (_numel, always(t.INT)),
 }
 _WRITING: dict[str, tuple[Callable[..., object], Callable[[Sequence[Type]], Type | None]]] = {
     "list.append": (_method("append"), _none_for_list),
