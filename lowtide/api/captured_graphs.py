@@ -117,12 +117,12 @@ class Target:
         self.budget_bytes = budget_bytes
         self.name: str = getattr(root, "__name__", type(root).__name__)
         self.ran: dict[int, _Ran] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def tell(self, text: str) -> None:
         """A warning, once."""
-        if text not in self._told and not config.current().disable:
-            self._told.add(text)
+        if text not in self._warned and not config.current().disable:
+            self._warned.add(text)
             warn(f"{self.name}: {text}")
 
     def add(self, graph: Graph, args: tuple[Any, ...], is_first: bool) -> None:
@@ -283,7 +283,7 @@ def _memory(target: Target, /, *args: Any, **kwargs: Any) -> MemoryPlan:
 def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
     graphs, notes = target.graphs(args, kwargs)
-    found = [told(graph, given) for graph, given in graphs]
+    found = [explained(graph, given) for graph, given in graphs]
     known = [x for x in found if isinstance(x, Explanation)]
     notes += [str(x) for x in found if not isinstance(x, Explanation)]
     if len(known) > 1:
@@ -295,7 +295,7 @@ def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
     return made
 
 
-def told(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
+def explained(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
     """What the graph does for these inputs; if PyTorch runs it, the graph, which says why."""
     explain: Callable[..., Explanation] | None = getattr(graph, "explain", None)
     return graph if explain is None else explain(*given)

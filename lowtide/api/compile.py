@@ -96,14 +96,14 @@ class PlainGraph:
         self.__name__ = self.__qualname__ = "graph"
         self.why = why
         self.forward: Callable[..., Any] = module.forward
-        self._has_told = options.budget_bytes is None
+        self._has_warned = options.budget_bytes is None
 
     def __call__(self, *args: Any) -> Any:
         """What the graph gives for its inputs."""
         if (call := _of_thread.call) is not None:
             call.runs(self, args)
-        if not (self._has_told or config.current().disable):
-            self._has_told = True
+        if not (self._has_warned or config.current().disable):
+            self._has_warned = True
             warn_without_budget("a captured graph", self.why)
         stats.count("calls_eager")
         return self.forward(*args)
@@ -220,7 +220,7 @@ def explain_compiled(
     seen: list[Explanation | captured_graphs.Graph] = []
 
     def listener(graph: captured_graphs.Graph, given: tuple[Any, ...]) -> None:
-        seen.append(captured_graphs.told(graph, given))
+        seen.append(captured_graphs.explained(graph, given))
 
     with captured_graphs.listening(listener):
         compiled(*args, **kwargs)

@@ -61,7 +61,7 @@ def keep_module_to(module: ScriptModule, options: Options) -> None:
     """From now on a call of any method is as these ask for; nothing asked changes nothing."""
     if options == Options():
         return
-    module.__dict__["_lowtide_asked"] = options
+    module.__dict__["_lowtide_call_options"] = options
     for method in list(module.__dict__.values()):
         if isinstance(method, ScriptMethod):
             method.set_options(options)

@@ -43,7 +43,7 @@ class Compiled(ABC):
 
     __name__: str
     options: Options = Options()
-    _has_told = False
+    _has_warned = False
 
     def set_options(self, options: Options) -> None:
         """From now on calls are as these ask for."""
@@ -52,9 +52,9 @@ class Compiled(ABC):
     def without_budget(self, why: str) -> None:
         """Says once that a call is PyTorch's own, which keeps to no budget; `why`: "" where the
         tensors are the reason."""
-        if self.options.budget_bytes is None or self._has_told or config.current().disable:
+        if self.options.budget_bytes is None or self._has_warned or config.current().disable:
             return
-        self._has_told = True
+        self._has_warned = True
         warn_without_budget(
             self.__name__, why or "an argument is a tensor subclass or not a dense tensor"
         )

@@ -394,8 +394,10 @@ class ScriptMethod(ScriptFunction):
         for path in dict.fromkeys((*before, *now)):
             is_element = isinstance(before.get(path.rpartition(".")[0]), _HOLDERS)
             if path in before and not stands_for(now.get(path), before[path]):
-                told = f"{self._name}() was recorded or saved with the first, and knows nothing of"
-                problem = f"{_swapped(path, before[path], now.get(path))}; {told} the second"
+                reason = (
+                    f"{self._name}() was recorded or saved with the first, and knows nothing of"
+                )
+                problem = f"{_swapped(path, before[path], now.get(path))}; {reason} the second"
             elif path not in before and is_element:
                 problem = f"`{attribute(path)}` was not there when {self._name}() was recorded"
             else:
@@ -404,8 +406,8 @@ class ScriptMethod(ScriptFunction):
             raise CompileError(problem, remedy=again)
         for guard, same in zip(self.ties, Reader(self._root, (), self.ties).read()[1], strict=True):
             if not same:
-                told = f"`{attribute(guard.path)}` is no longer `{attribute(guard.other)}`"
-                problem = f"{told}, as it was when {self._name}() was recorded"
+                reason = f"`{attribute(guard.path)}` is no longer `{attribute(guard.other)}`"
+                problem = f"{reason}, as it was when {self._name}() was recorded"
                 raise CompileError(problem, remedy="one tensor for both, or lt.trace again")
 
     def _made(self, types: tuple[t.Type, ...]) -> Variant:

@@ -345,7 +345,7 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
     def _around(self, root: _Module) -> ScriptModule:
         own = self.__dict__
         made = wrap(root, own["_lowtide_given"], **own["_lowtide_options"])
-        made.__dict__["_lowtide_asked"] = own.get("_lowtide_asked", Options())
+        made.__dict__["_lowtide_call_options"] = own.get("_lowtide_call_options", Options())
         return made
 
 
@@ -499,7 +499,7 @@ def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
 def make_method(module: ScriptModule, name: str) -> ScriptMethod:
     """A method of a compiled module, with no program yet, as what was asked of the module is."""
     made = _method(module, name)
-    made.set_options(module.__dict__.get("_lowtide_asked", Options()))
+    made.set_options(module.__dict__.get("_lowtide_call_options", Options()))
     return made
 
 

@@ -37,7 +37,7 @@ class BudgetedDriver(PlannedDriver[Plan | BudgetError]):
         super().__init__(function, tiles=tiles)
         self.budget_bytes = budget_bytes
         self.name = name or function.name
-        self._has_told = False
+        self._has_warned = False
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Run the function within the budget. Raises BudgetError, and what a Driver raises."""
@@ -58,8 +58,8 @@ class BudgetedDriver(PlannedDriver[Plan | BudgetError]):
 
     def _tell(self, why: str) -> None:
         """Warn once that a call is run without its budget."""
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_warned:
+            self._has_warned = True
             warn(f"{self.name}: the budget is not enforced: {why}")
 
     def _search(self, args: Sequence[Any]) -> Plan | BudgetError:

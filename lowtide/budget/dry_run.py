@@ -287,7 +287,7 @@ class DryRun(Executor):
         if runs and not _needs_the_run(op, scratch):
             for mode in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
-                    self.ledger.was_asked = False
+                    self.ledger.has_read_data = False
                     with mode, self._seen_by_modes(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
@@ -299,9 +299,9 @@ class DryRun(Executor):
                     # operands do not fit.
                     why = _of_the_data(error)
                     is_sure = _gives_tensors(op) or all(_is_plain(env[v]) for v in op.operands)
-                    if why != _DATA_DECIDE and is_sure and not self.ledger.was_asked:
+                    if why != _DATA_DECIDE and is_sure and not self.ledger.has_read_data:
                         self._fail(op, why)
-                    if not (self.ledger.was_asked and _gives_tensors(op)):
+                    if not (self.ledger.has_read_data and _gives_tensors(op)):
                         break
                     self.has_guessed = True
                     self.notes.append(f"{op.loc}: {_ASKS.format(_name(op))}")

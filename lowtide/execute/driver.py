@@ -68,7 +68,7 @@ class KernelExecutor(Executor):
             if function_modes_on():
                 with watching.aside():
                     entry, results = _launch(region, values)
-                watching.told(results)
+                watching.register_results(results)
             else:
                 entry, results = _launch(region, values)
         except Ineligible:
@@ -133,7 +133,7 @@ class KernelExecutor(Executor):
     def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         with watching.aside():
             results = super().section(plan, op, env, alive)
-        watching.told(results)
+        watching.register_results(results)
         return results
 
     def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:

@@ -163,8 +163,8 @@ def may_raise(op: Op, makers: Makers = _NO_MAKERS) -> bool:
     for some types only, may be given others where the run alone knows them."""
     types = [v.type for v in op.operands]
     vague = any(t.is_dynamic(type_) or isinstance(type_, t.OptionalType) for type_ in types)
-    is_asked = op.name in TABLE or op.name.startswith("torch.")
-    if is_asked and vague and op.name not in _FOR_ALL_TYPES:
+    is_library = op.name in TABLE or op.name.startswith("torch.")
+    if is_library and vague and op.name not in _FOR_ALL_TYPES:
         return True
     given = [constant(v, makers) for v in op.operands]
     match op.name:

@@ -1,7 +1,7 @@
-"""`with Recomputed(asked…)`: ops that save only their inputs, and run again in the backward pass.
+"""`with Recomputed(inputs…)`: ops that save only their inputs, and run again in the backward pass.
 
-In: `asked`, the arguments of a reentrant checkpoint; its ops are recorded only if a tensor among
-them requires a gradient. For other checkpoints `asked` is empty, and ops are recorded as usual.
+In: `inputs`, the arguments of a reentrant checkpoint; its ops are recorded only if a tensor among
+them requires a gradient. For other checkpoints `inputs` is empty, and ops are recorded as usual.
 Out: a context manager, which saves everything where PyTorch runs the program.
 
     %m: Any = call_torch() {target="lowtide.Recomputed", kwnames=()}
@@ -24,18 +24,18 @@ class Recomputed:
     """See the module's text."""
 
     def __init__(
-        self, *asked: object, reentrant: bool | None = None, early_stop: bool | None = None
+        self, *inputs: object, reentrant: bool | None = None, early_stop: bool | None = None
     ) -> None:
-        """`reentrant`: by default, whether something is asked. `early_stop`: whether the block runs
+        """`reentrant`: by default, whether there are `inputs`. `early_stop`: whether the block runs
         again only as far as something is saved; by default, if it is not reentrant."""
-        self.asked = asked
-        self.reentrant = bool(asked) if reentrant is None else reentrant
+        self.inputs = inputs
+        self.reentrant = bool(inputs) if reentrant is None else reentrant
         self.early_stop = not self.reentrant if early_stop is None else early_stop
         self._outer: list[bool] = []
 
     def records(self) -> bool:
         """Whether gradients go through the block."""
-        wanted = (x.requires_grad for x in self.asked if isinstance(x, torch.Tensor))
+        wanted = (x.requires_grad for x in self.inputs if isinstance(x, torch.Tensor))
         return torch.is_grad_enabled() and (not self.reentrant or any(wanted))
 
     def __enter__(self) -> None:

@@ -103,7 +103,7 @@ class Ledger(OwnMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
-        self.was_asked = False  # for a number that depends on the data
+        self.has_read_data = False  # for a number that depends on the data
         self._answers = False
         self.elsewhere = Elsewhere()
         self._of_python: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # gradients
@@ -258,7 +258,7 @@ class Ledger(OwnMode):
         leaves = not self.of_host and self.elsewhere.makes(args, kwargs)
         args, kwargs = self._on_meta(func, args, kwargs)
         if func in _ASK and args[0].is_meta:
-            self.was_asked = True
+            self.has_read_data = True
             if func is aten.allclose.default:
                 with self:
                     torch.isclose(*args, **kwargs)

@@ -4,7 +4,8 @@ In: a compiled function, or a part of one. Out: its result. Both watchers are Py
 modes, which see every PyTorch function that Python calls. They must not see Lowtide's own calls.
 
     a profile          records the whole call as one operator, named after the function (`call`)
-    a dispose scope    owns the results of a compiled part (`told`), not its temporaries (`aside`)
+    a dispose scope    owns the results of a compiled part (`register_results`), not its
+                       temporaries (`aside`)
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def aside() -> AbstractContextManager[None]:
     return nullcontext() if watch is None else watch.aside()
 
 
-def told(made: Any) -> None:
+def register_results(made: Any) -> None:
     """Give these tensors, which were made `aside`, to the innermost scope."""
     watch = sys.modules.get(_SCOPES)
     if watch is not None:
-        watch.told(made)
+        watch.register_results(made)

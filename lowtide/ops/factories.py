@@ -47,10 +47,10 @@ Fill = Callable[[Builder, DType], Expr]
 
 def check_device(b: Builder, device: Any) -> None:
     """All tensors of a region lie on one device."""
-    asked = torch.device(device)
-    same = asked.type == b.device.type and asked.index == b.device.index
-    if asked == torch.device(asked.type) and asked.type == b.device.type:
-        same = asked.type == "cpu" or torch.cuda.device_count() == 1  # the current one
+    wanted = torch.device(device)
+    same = wanted.type == b.device.type and wanted.index == b.device.index
+    if wanted == torch.device(wanted.type) and wanted.type == b.device.type:
+        same = wanted.type == "cpu" or torch.cuda.device_count() == 1  # the current one
     if not same:
         raise Unsupported(f"device {device}")
 

@@ -52,7 +52,7 @@ class _Counter:
     step: int
     test: str
     bound: Value | int
-    is_asked_first: bool
+    is_tested_first: bool
     hoisted: tuple[Op, ...]
 
 
@@ -93,18 +93,18 @@ def _counter(loop: Op, makers: Makers, changes: Changes) -> _Counter | None:
         for start, step in _steps(loop, after, makers):
             if not _ends(test, step):
                 continue
-            asked = (
+            tests = (
                 (name, *(_known(v, makers) for v in xs)) for name, *xs in _sides(makers.get(going))
             )
-            is_asked = (test, start, bound) in list(asked)
-            if is_asked or constant(going, makers) is True:
+            is_tested = (test, start, bound) in list(tests)
+            if is_tested or constant(going, makers) is True:
                 drop(body, set(hoisted))
                 return _Counter(
                     start=start,
                     step=step,
                     test=test,
                     bound=bound,
-                    is_asked_first=is_asked,
+                    is_tested_first=is_tested,
                     hoisted=tuple(hoisted),
                 )
     return None
@@ -180,7 +180,7 @@ def _counted(loop: Op, counter: _Counter) -> list[Op]:
     beyond = _TESTS[counter.test][1]
     stop = number("py.add", stop, known(beyond)) if beyond else stop
     trips = number("py.range_len", start, stop, known(counter.step))
-    if not counter.is_asked_first:
+    if not counter.is_tested_first:
         trips = number("py.max", trips, known(1))
     return [*ops, *_with_trips(loop, trips)]
 
@@ -193,7 +193,7 @@ def _until_equal(loop: Op, counter: _Counter, start: Value, stop: Value) -> list
     ahead = Block([], [Op(name="yield", operands=[far], loc=loop.loc)])
     gone_by = Block([], [Op(name="yield", operands=[loop.operands[0]], loc=loop.loc)])
     return [
-        make_constant(least, 0 if counter.is_asked_first else 1, loop),
+        make_constant(least, 0 if counter.is_tested_first else 1, loop),
         Op(name="py.sub", operands=ends, results=[far], loc=loop.loc),
         Op(name="py.ge", operands=[far, least], results=[comes], loc=loop.loc),
         Op(name="if", operands=[comes], results=[trips], blocks=[ahead, gone_by], loc=loop.loc),

@@ -116,25 +116,25 @@ def _ended(loop: Op, flag: _Flag, makers: Makers) -> Block:
     *ops, end = copied_ops(body, mapping, known)
     left = end.operands[flag.place]
     if left.type == t.BOOL:
-        asked, going = _asked(left, flag.wanted, loop)
+        condition, going = _condition(left, flag.wanted, loop)
     else:
-        asked, going = _asked_if_more(left, flag.wanted, loop, args[0])
+        condition, going = _condition_if_more(left, flag.wanted, loop, args[0])
     end.operands[0] = going
-    return Block(args, [*head, *ops, *asked, end])
+    return Block(args, [*head, *ops, *condition, end])
 
 
-def _asked(value: Value, wanted: bool, loop: Op) -> tuple[list[Op], Value]:
+def _condition(value: Value, wanted: bool, loop: Op) -> tuple[list[Op], Value]:
     """Is the truth of the value the one that is wanted?"""
     found = Value("", t.BOOL)
     name = "py.bool" if wanted else "py.not"
     return [Op(name=name, operands=[value], results=[found], loc=loop.loc)], found
 
 
-def _asked_if_more(value: Value, wanted: bool, loop: Op, step: Value) -> tuple[list[Op], Value]:
+def _condition_if_more(value: Value, wanted: bool, loop: Op, step: Value) -> tuple[list[Op], Value]:
     one, after, more, none = (Value("", kind) for kind in (t.INT, t.INT, t.BOOL, t.BOOL))
     going = Value("", t.BOOL)
-    asked, found = _asked(value, wanted, loop)
-    yes = Block([], [*asked, Op(name="yield", operands=[found], loc=loop.loc)])
+    condition, found = _condition(value, wanted, loop)
+    yes = Block([], [*condition, Op(name="yield", operands=[found], loc=loop.loc)])
     no = Block([], [make_constant(none, False, loop)])
     no.ops.append(Op(name="yield", operands=[none], loc=loop.loc))
     ops = [

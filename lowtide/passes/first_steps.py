@@ -186,10 +186,10 @@ class _Loop:
 
     def is_none(self, maker: Op) -> _Answer | None:
         """Of a variable that is None before the loop and never after a step."""
-        asked = [v for v in maker.operands if v.type != t.NONE]
-        if len(asked) != 1 or asked[0] not in self.body.args[1:]:
+        inputs = [v for v in maker.operands if v.type != t.NONE]
+        if len(inputs) != 1 or inputs[0] not in self.body.args[1:]:
             return None
-        place = self.body.args.index(asked[0])
+        place = self.body.args.index(inputs[0])
         if self.loop.operands[place + 1].type != t.NONE:
             return None
         if t.is_subtype(t.NONE, self.body.terminator.operands[place].type):

@@ -46,7 +46,7 @@ class Activity:
         self.records = builder.records = bool(wanted)
         self.scale = scale
         self._in_steps: dict[str, int] = {}  # definitions of a loop, by its first delay
-        self._in_loop: int | None = None  # the most while one is followed
+        self._in_loop: int | None = None  # the most while one is traced
         self._is_beside = False
 
     @property
@@ -68,12 +68,12 @@ class Activity:
 
     @property
     def in_loop(self) -> bool:
-        """Is a loop followed that is to be lifted, or its first step, which stands beside it?"""
+        """Is a loop traced that is to be lifted, or its first step, which stands beside it?"""
         return self._in_loop is not None or self._is_beside
 
     @contextmanager
     def branch(self, has_loop: bool) -> Generator[None]:
-        """While one is followed, which may have a loop in it."""
+        """While one is traced, which may have a loop in it."""
         before, self._is_beside = self._is_beside, self._is_beside or has_loop
         try:
             yield
@@ -82,7 +82,7 @@ class Activity:
 
     @contextmanager
     def loop(self) -> Generator[None]:
-        """While one is followed; raises Full after one that does not fit into the region. One that
+        """While one is traced; raises Full after one that does not fit into the region. One that
         runs step by step is planned by itself, and counts for itself."""
         program = self.builder.program
         before, defs, delays = self._in_loop, len(program.defs), len(program.delays)

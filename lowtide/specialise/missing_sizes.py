@@ -47,7 +47,7 @@ def divisors_behind(
     return frozenset(found)
 
 
-def told(
+def size_names(
     names: Iterable[str],
     live: Sequence[Value],
     derived: Mapping[str, Abs],

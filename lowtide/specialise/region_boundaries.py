@@ -43,7 +43,7 @@ _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
 def ends_region(op: Op) -> str:
-    """As `static_reason`, but for writes that are followed if the region made the tensor."""
+    """As `static_reason`, but for writes that are traced if the region made the tensor."""
     if op.name == "mutate" and (inplace.out_of_place(op) or inplace.addition(op)):
         return ""
     return static_reason(op)

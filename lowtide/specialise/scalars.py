@@ -54,7 +54,7 @@ class Host(Protocol):
         ...
 
     def ask(self, index: Index) -> bool | None:
-        """The same, whatever branch is followed."""
+        """The same, whatever branch is traced."""
         ...
 
     def truth(self, x: Abs) -> Abs | None:

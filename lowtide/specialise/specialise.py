@@ -45,7 +45,7 @@ from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import (
     elements,
 )
-from lowtide.specialise.missing_sizes import divisors_behind, told
+from lowtide.specialise.missing_sizes import divisors_behind, size_names
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
 from lowtide.specialise.signature import Binding, size_symbol
 from lowtide.texpr import expr as ex
@@ -108,7 +108,7 @@ class NeedAlike(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """Ops [start, stop) of the block are followed. `reason` says why `stop` is not, and is empty
+    """Ops [start, stop) of the block are traced. `reason` says why `stop` is not, and is empty
     where the block ended or the region was only cut; `misfit`: shapes do not fit, PyTorch will say
     so. `writes`: live-ins, and what is written into them when all else is done. `used`: numbers
     that are made although nothing reads them, since that may raise."""
@@ -173,7 +173,7 @@ class _Specialiser:
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
         self.assumed = dict(assumed)
-        self.asked: dict[Index, bool] = {}  # guards that are new in `assumed`
+        self.new_guards: dict[Index, bool] = {}  # guards that are new in `assumed`
         self.b.ask, self.b.answers = self.answer, self.assumed
         self.b.found_equal = self.found_equal
         self.numbers = binding.numbers
@@ -198,16 +198,16 @@ class _Specialiser:
         self.is_asserting = False  # such a bool is made, and not asserted yet
 
     def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
-        """The trace; raises NeedGuards in the place of any result, so that each op is followed
+        """The trace; raises NeedGuards in the place of any result, so that each op is traced
         with all answers."""
         try:
             found = self.trace(block, reach, env)
         except Exception as why:
-            if self.asked:
-                raise NeedGuards(self.asked) from why
+            if self.new_guards:
+                raise NeedGuards(self.new_guards) from why
             raise
-        if self.asked:
-            raise NeedGuards(self.asked)
+        if self.new_guards:
+            raise NeedGuards(self.new_guards)
         return found
 
     def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
@@ -251,7 +251,7 @@ class _Specialiser:
                 if more := self.known_to_call(need.symbols):
                     raise NeedConst(need.symbols | more) from need
                 self.reset(mark)
-                reason = f"needs a size that is known only at run time: {self.told(need)}"
+                reason = f"needs a size that is known only at run time: {self.size_names(need)}"
                 break
             stop += 1
             if not only_prepares(op):
@@ -284,9 +284,9 @@ class _Specialiser:
     def divisors(self, names: Iterable[str]) -> frozenset[str]:
         return divisors_behind(names, self.derived, self.spots)
 
-    def told(self, need: NeedConst) -> str:
+    def size_names(self, need: NeedConst) -> str:
         """What the user calls the sizes that an answer needs, and which op needs it."""
-        return told(need.symbols, self.names, self.derived, self.spots, self.b)
+        return size_names(need.symbols, self.names, self.derived, self.spots, self.b)
 
     # -- what scalars asks --
 
@@ -298,7 +298,7 @@ class _Specialiser:
         return self.ask(index)
 
     def ask(self, index: Index) -> bool | None:
-        """The same, whatever branch is followed."""
+        """The same, whatever branch is traced."""
         if nonnegative(index) or nonnegative(-index - 1):
             return nonnegative(index)
         if varies(index):
@@ -308,7 +308,7 @@ class _Specialiser:
         if not symbols(index) <= self.numbers.keys() or len(self.assumed) >= MAX_GUARDS:
             return None
         holds = evaluate(index, self.numbers) >= 0
-        self.assumed[index] = self.asked[index] = holds
+        self.assumed[index] = self.new_guards[index] = holds
         return holds
 
     def answer(self, index: Index) -> bool | None:

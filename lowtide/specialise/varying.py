@@ -112,8 +112,8 @@ def negated(cond: Expr) -> Expr:
 
 def _at_least_0(*indices: Index) -> Expr:
     zero = _at(as_index(0))
-    asked = [i for index in indices for i in bounds.parts(index) if not nonnegative(i)]
-    return joined([ex.apply("ge", (_at(i), zero), dtypes.boolean) for i in asked]) or _TRUE
+    checked = [i for index in indices for i in bounds.parts(index) if not nonnegative(i)]
+    return joined([ex.apply("ge", (_at(i), zero), dtypes.boolean) for i in checked]) or _TRUE
 
 
 def _at(index: Index) -> Expr:

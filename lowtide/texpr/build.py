@@ -274,9 +274,9 @@ class Builder:
 
     def is_always(self, index: Index) -> bool:
         """Is index >= 0 in all iterations, as the run says of the worst of them?"""
-        return all(self._is_asked(part) for part in bounds.parts(index))
+        return all(self._is_checked(part) for part in bounds.parts(index))
 
-    def _is_asked(self, index: Index) -> bool:
+    def _is_checked(self, index: Index) -> bool:
         worst = None if self._is_shown(index) else bounds.least(index)
         return self._is_shown(index) or (worst is not None and self.ask(worst) is True)
 

@@ -40,13 +40,13 @@ STEPS = 8  # strides up to this
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The axis `a` is `value`, an index over `axis` instead, which replaces the conditions `asked`.
+    """The axis `a` is `value`, an index over `axis` instead, which replaces `conditions`.
     In a window, `shift` is what `place` was."""
 
     a: Axis
     axis: Axis
     value: Index
-    asked: tuple[Expr, ...]
+    conditions: tuple[Expr, ...]
     place: Index | None = None
     shift: Index | None = None
 
@@ -94,12 +94,12 @@ def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> E
         if isinstance(x, Clamp) and a in deep_atoms(x.num)
     }
     yes = Rewriter(atoms={**atoms, a: held})(body.yes)
-    asked = [_moved_part(p, moved) for p in parts if p not in found.asked]
+    conditions = [_moved_part(p, moved) for p in parts if p not in found.conditions]
     if held is not value:
         at, low = ex.at(value, dtypes.i64), ex.at(as_index(0), dtypes.i64)
-        asked.append(ex.apply("ge", (at, low), dtypes.boolean))
-        asked.append(ex.apply("lt", (at, ex.at(a.extent, dtypes.i64)), dtypes.boolean))
-    cond = joined([in_lowest_terms(p) for p in asked if decided(p) is not True])
+        conditions.append(ex.apply("ge", (at, low), dtypes.boolean))
+        conditions.append(ex.apply("lt", (at, ex.at(a.extent, dtypes.i64)), dtypes.boolean))
+    cond = joined([in_lowest_terms(p) for p in conditions if decided(p) is not True])
     whole = yes if cond is None else ex.select(cond, yes, body.no)
     axes = [found.axis if x is a else x for x in node.axes]
     axes = [x for x in axes if x.extent.const != 1]
@@ -163,8 +163,8 @@ def _by_window(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
                 value = whole - k if found[1] < 0 else k - whole
                 shift = k * step + mod(rest, as_index(step))
                 room_left = as_index(last) - shift
-                asked = (low,) if not nonnegative(room_left) else (low, high)
-                return _Found(a, axis, value, asked, e, shift)
+                conditions = (low,) if not nonnegative(room_left) else (low, high)
+                return _Found(a, axis, value, conditions, e, shift)
     return None
 
 
@@ -192,7 +192,7 @@ def _by_remainder(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
 
 
 def remainder(part: Expr) -> Mod | None:
-    """The remainder that is asked to be 0."""
+    """The remainder that the conditions say is 0."""
     pair = sides(part, "eq")
     if pair is None or pair[1].const != 0 or len(pair[0].terms) != 1:
         return None

@@ -36,7 +36,7 @@ from lowtide.tile.target import BLOCK_CHOICES, BlockSizes
 LANES = 32  # threads that read side by side
 LAUNCH_NS = 10_000  # of a step's kernel that cannot go through the steps by itself
 PLAIN, PAIR, PRODUCT = "plain", "pair", "product"
-ASKED = {  # which sizes have a say in the blocks of an item, what is most work first
+VARIED = {  # which sizes have a say in the blocks of an item, what is most work first
     PRODUCT: ("product_rows", "product_columns", "product_steps", "stages"),
     PAIR: ("pair_points", "pair_tile", "rows"),
     PLAIN: ("points", "line", "rows"),
@@ -139,10 +139,12 @@ class BlockArrangement(Arrangement):
         """Each that gives other blocks, with other warps or stages."""
         given = self.target.blocks.choices
         self.known = {i: self._known_of(i) for i in self.all_items()}
-        asked = self._asked()
+        varied = self._varied()
         whole = {a: self.power(a) for a in self._kept_in_full()}
         seen: set[tuple[tuple[Axis, int], ...]] = set()
-        for values in itertools.product(*(given[n] if n in asked else given[n][:1] for n in TILES)):
+        for values in itertools.product(
+            *(given[n] if n in varied else given[n][:1] for n in TILES)
+        ):
             fields: dict[str, int] = dict(zip(TILES, values, strict=True))
             self.sizes = BlockSizes(**fields, warps=0, stages=0)
             blocks = self._sized_blocks()
@@ -151,16 +153,16 @@ class BlockArrangement(Arrangement):
                 continue
             seen.add(key)
             shape = self.shape(blocks, whole)
-            stages = given["stages"] if "stages" in asked else given["stages"][:1]
+            stages = given["stages"] if "stages" in varied else given["stages"][:1]
             for warps, ahead in itertools.product(given["warps"], stages):
                 sizes = replace(self.sizes, warps=warps, stages=ahead)
                 found = predict(shape, self.target.blocks.gpu, warps, ahead)
                 yield Choice(sizes=sizes, blocks=blocks, shape=shape, found=found)
 
-    def _asked(self) -> tuple[str, ...]:
+    def _varied(self) -> tuple[str, ...]:
         """The sizes that matter: those of products, or of pairs, if there are such items."""
         kinds = {self._kind(i) for i in self.all_items()}
-        return next((names for kind, names in ASKED.items() if kind in kinds), ())
+        return next((names for kind, names in VARIED.items() if kind in kinds), ())
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """Of an axis that is held in full, how much longer it is than what the GPU can hold; None

@@ -114,14 +114,14 @@ def gpu_of(
 ) -> Gpu:
     """A device by what it tells; 0 is what it does not tell."""
     found = gpu_like(capability)
-    told = {
+    given = {
         "sms": sms,
         "threads": threads,
         "clock_ghz": clock_khz / 1e6,
         # twice per clock
         "gigabytes_per_second": 2 * memory_clock_khz * memory_bus_bits / 8 / 1e6,
     }
-    found = replace(found, name=name, **{key: x for key, x in told.items() if x})
+    found = replace(found, name=name, **{key: x for key, x in given.items() if x})
     if shared_sm_bytes:
         kept = found.shared_sm_bytes - found.shared_bytes  # what the system keeps of it
         shared = shared_sm_bytes - kept

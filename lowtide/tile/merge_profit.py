@@ -210,8 +210,8 @@ def _is_done_again(
     first = {u.name for u in readers if swept & set(reduced_axes(u))}
     if not first or elements(d.shape, hints) > stored:
         return False
-    followed = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
-    return any(waits(u, first, defs, followed) for u in readers)
+    rescaled_maxima = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
+    return any(waits(u, first, defs, rescaled_maxima) for u in readers)
 
 
 def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:

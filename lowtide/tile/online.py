@@ -39,10 +39,12 @@ def rescaled(reductions: Mapping[str, Def], can_follow: Callable[[Def], bool]) -
     return found
 
 
-def waits(d: Def, first: Set[str], defs: Mapping[str, Def], followed: Mapping[str, str]) -> bool:
-    """Does it need one of `first`? `followed`: maxima that sums need not wait for."""
-    inner = [n for n in sources(d) if n in defs and n != followed.get(d.name)]
-    return any(n in first or waits(defs[n], first, defs, followed) for n in inner)
+def waits(
+    d: Def, first: Set[str], defs: Mapping[str, Def], rescaled_maxima: Mapping[str, str]
+) -> bool:
+    """Does it need one of `first`? `rescaled_maxima`: maxima that sums need not wait for."""
+    inner = [n for n in sources(d) if n in defs and n != rescaled_maxima.get(d.name)]
+    return any(n in first or waits(defs[n], first, defs, rescaled_maxima) for n in inner)
 
 
 def _follows(body: Expr, m: str, s: Expr) -> bool:

@@ -91,7 +91,7 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
     values = tuple(values)
     wanted = outcome(eager, inputs)
     got = outcome(interpreted(function), values, len(inputs))
-    if hasattr(eager, "explain") or (note := told(wanted, got)) is None:
+    if hasattr(eager, "explain") or (note := difference_text(wanted, got)) is None:
         return reduced(function, values)
     return Reduced(stage=CAPTURE, function=function, inputs=values, note=note)
 
@@ -148,13 +148,13 @@ def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
     steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.PREPARE)
     for step in steps:
         function = run(function, [step])
-        note = told(wanted, outcome(interpreted(function), values))
+        note = difference_text(wanted, outcome(interpreted(function), values))
         if note is not None:
             return getattr(step, "__name__", "simplify"), note
     for stage, rewrite in (*PROGRAMS.items(), (KERNELS, None)):
         backend.use(None if rewrite is None else _evaluated(rewrite))
         try:
-            note = told(wanted, outcome(driven(function), values))
+            note = difference_text(wanted, outcome(driven(function), values))
         finally:
             backend.use(None)
         if note is not None:
@@ -192,7 +192,7 @@ def outcome(call: Callable[..., Any], values: Sequence[Any], count: int | None =
         return f"raises {type(error).__name__}"
 
 
-def told(wanted: object, got: object) -> str | None:
+def difference_text(wanted: object, got: object) -> str | None:
     """Return how the outcomes differ; None if they agree."""
     found: Difference = difference(wanted, got)
     return None if found.agrees else found.note

@@ -70,7 +70,7 @@ def surroundings(orders: bool = False) -> tuple[Any, ...]:
 def _is_harmless(mode: Any) -> bool:
     """PyTorch's default device, which decides where tensors are made; a dispose scope, which is
     told what compiled code gives (`memory/watching`)."""
-    return type(mode) is DeviceContext or getattr(mode, "may_be_told", False)
+    return type(mode) is DeviceContext or getattr(mode, "takes_results", False)
 
 
 def reason() -> str:

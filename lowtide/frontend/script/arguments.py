@@ -128,7 +128,7 @@ def bind_python(
     try:
         bound = signature.bind(*args, **keywords)
     except TypeError as error:
-        problem = _told(str(error), signature, keywords)
+        problem = _described(str(error), signature, keywords)
         raise c.error(node, f"{name}(): {problem}", f"{name}{signature}") from error
     values: dict[str, Node] = dict(bound.arguments)
     for key, parameter in signature.parameters.items():
@@ -150,7 +150,7 @@ def bind_python(
     return values
 
 
-def _told(problem: str, signature: inspect.Signature, keywords: Mapping[str, Node]) -> str:
+def _described(problem: str, signature: inspect.Signature, keywords: Mapping[str, Node]) -> str:
     """Return the error of `bind`. An unknown keyword is reported first, as Python does."""
     parameters = signature.parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):

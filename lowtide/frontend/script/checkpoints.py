@@ -37,12 +37,12 @@ def _checkpoint(c: Context, call: Call) -> Node:
         raise c.error(call.node, "checkpoint() with `context_fn` is not compiled", "without it")
     flag = c.as_value(keywords.pop("use_reentrant", c.const(True)), call.node)
     reentrant = c.constant(flag)
-    asked = [a for a in args if isinstance(a, Value)] if reentrant is not False else []
+    tensors = [a for a in args if isinstance(a, Value)] if reentrant is not False else []
     kwnames: tuple[str, ...] = ()
-    if reentrant is UNKNOWN or (not asked and reentrant is not False):
-        asked = [*asked, flag if reentrant is UNKNOWN else c.const(True)]
+    if reentrant is UNKNOWN or (not tensors and reentrant is not False):
+        tensors = [*tensors, flag if reentrant is UNKNOWN else c.const(True)]
         kwnames = ("reentrant",)
-    manager = c.dynamic("call_torch", asked, target=recomputed.TARGET, kwnames=kwnames)
+    manager = c.dynamic("call_torch", tensors, target=recomputed.TARGET, kwnames=kwnames)
     parts = [_RESULT]  # of a tuple each one: gradients go through tensors alone
     is_tuple = False
 

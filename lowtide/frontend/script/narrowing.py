@@ -76,9 +76,9 @@ def _facts(c: Context, test: ast.expr, outcome: bool) -> Iterator[Fact]:
         case ast.UnaryOp(ast.Not(), operand):
             yield from _facts(c, operand, not outcome)
         case ast.Call(
-            ast.Name() | ast.Attribute(attr="isinstance") as asked, [ast.Name(id), classes]
+            ast.Name() | ast.Attribute(attr="isinstance") as question, [ast.Name(id), classes]
         ):
-            found = c.expr(asked)
+            found = c.expr(question)
             if isinstance(found, PythonObject) and any(found.obj is q for q in _QUESTIONS):
                 yield from _instance(c, id, classes, outcome)
         case ast.BoolOp(ast.And(), values) if outcome:

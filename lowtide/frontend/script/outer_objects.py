@@ -104,10 +104,10 @@ def _computed_attribute(
 
 def _ask(c: Context, ask: object, obj: object, name: str, type_: t.Type) -> Value:
     """Compile a call of Python's own builtin on the attribute at run time."""
-    asked = _questions.setdefault(
+    question = _questions.setdefault(
         (ask, id(obj), name), functools.partial(cast("Any", ask), obj, name)
     )
-    target = python_objects.name_of(asked)
+    target = python_objects.name_of(question)
     return c.builder.emit("py.call", (), [type_], target=target, kwnames=()).result
 
 

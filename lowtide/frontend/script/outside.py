@@ -235,11 +235,11 @@ def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None
             f"{program} is recompiled whenever `{often}` changes, so far {_OFTEN} times; "
             "pass it as an argument, which is read at each call"
         )
-    told = tuple(_told(h, n, was, now) for h, n, was, now in changed)
-    return Assumptions(varying=before.varying | varying, counts=counts, differences=told)
+    differences = tuple(_difference(h, n, was, now) for h, n, was, now in changed)
+    return Assumptions(varying=before.varying | varying, counts=counts, differences=differences)
 
 
-def _told(holder: object, name: str, was: object, now: object) -> str:
+def _difference(holder: object, name: str, was: object, now: object) -> str:
     name = f"{holder.__name__}.{name}" if isinstance(holder, FunctionType) else name
     if isinstance(was, Presence) or now is _ABSENT:
         return f"`{name}` {'was deleted' if now is _ABSENT else 'did not exist before'}"

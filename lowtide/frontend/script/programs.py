@@ -154,8 +154,8 @@ def _rely_on(c: Context, state: ModuleState, ref: ModuleRef, tie: Guard, call: C
     names = _within(ref, tie.path), _within(ref, tie.other)
     one, other = (getattr(*follow(ref.module, path), None) for path in (tie.path, tie.other))
     if one is not other:
-        told = f"`self.{names[0]}` is no longer `self.{names[1]}`"
-        problem = f"{told}, as it was when the module was recorded"
+        reason = f"`self.{names[0]}` is no longer `self.{names[1]}`"
+        problem = f"{reason}, as it was when the module was recorded"
         raise c.error(call.node, problem, "one tensor for both, or lt.trace again")
     state.guards[Guard("same", *names)] = None
 

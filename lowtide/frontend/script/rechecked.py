@@ -54,9 +54,9 @@ class Recheck:
             elif not row.is_captured:
                 as_read = same(row.kept, now)
             if not as_read:
-                raise RuntimeError(self._told(row.name))
+                raise RuntimeError(self._problem(row.name))
 
-    def _told(self, name: str) -> str:
+    def _problem(self, name: str) -> str:
         return (
             f"{self._who}() has changed `{name}` while the program ran, which goes on with what it "
             f"was at the beginning of the call; write instead: the assignment in {self._who}() "

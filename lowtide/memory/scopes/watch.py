@@ -157,7 +157,7 @@ class _Mode:
 
     # `__torch_function__` is bound once, since PyTorch reads it twice a call.
     __slots__ = ("__torch_function__", "code", "thread")
-    may_be_told = True  # by `told`: compiled code may run `aside`
+    takes_results = True  # by `register_results`: compiled code may run `aside`
 
     def __init__(self, thread: ThreadState) -> None:
         self.thread = thread
@@ -293,7 +293,7 @@ def aside() -> Generator[None]:
             _insert(mode)
 
 
-def told(made: Any) -> None:
+def register_results(made: Any) -> None:
     """Record tensors that were made `aside` and are returned now. A tensor with other references
     existed before."""
     thread = _watcher()

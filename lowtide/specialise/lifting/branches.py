@@ -36,7 +36,7 @@ from lowtide.texpr.index import Axis, Index, deep_atoms
 from lowtide.texpr.index_ranges import substitute
 from lowtide.texpr.sizes import evaluate
 
-Follow = Callable[[], list[Abs]]
+TraceBranch = Callable[[], list[Abs]]
 MOST_POINTS: Final = 1 << 18  # of a sum; to run an iteration from Python takes longer than these
 
 
@@ -48,11 +48,13 @@ class _Branch:
     changed: Mapping[Abs, object]
 
 
-def chosen(run: Any, cond: Expr, env: Mapping[Value, Abs], yes: Follow, no: Follow) -> list[Abs]:
+def chosen(
+    run: Any, cond: Expr, env: Mapping[Value, Abs], yes: TraceBranch, no: TraceBranch
+) -> list[Abs]:
     """Follows both branches; raises Unsupported where there is no choice of what they give."""
     outer = reachable(env.values())
-    taken = _followed(run, cond, nonnegative_if(cond), yes, outer)
-    other = _followed(run, varying.negated(cond), nonnegative_unless(cond), no, outer)
+    taken = _traced_branch(run, cond, nonnegative_if(cond), yes, outer)
+    other = _traced_branch(run, varying.negated(cond), nonnegative_unless(cond), no, outer)
     for x in {**taken.changed, **other.changed}:
         a, b = (branch.changed.get(x, x.value) for branch in (taken, other))
         run.change(x, _choice(run.b, cond, a, b))
@@ -61,12 +63,12 @@ def chosen(run: Any, cond: Expr, env: Mapping[Value, Abs], yes: Follow, no: Foll
     ]
 
 
-def _followed(
-    run: Any, cond: Expr, known: Sequence[Index], follow: Follow, outer: set[Abs]
+def _traced_branch(
+    run: Any, cond: Expr, known: Sequence[Index], trace_branch: TraceBranch, outer: set[Abs]
 ) -> _Branch:
     since = run.mark()[3]
     with within(run.b, cond, known):
-        results = follow()
+        results = trace_branch()
         run.refresh(results)
     first: dict[Abs, object] = {}
     for x, before in run.changes(since):
@@ -81,7 +83,7 @@ def _followed(
 
 @contextmanager
 def within(b: Builder, cond: Expr, known: Sequence[Index]) -> Generator[None]:
-    """While a branch is followed that is taken where the condition holds."""
+    """While a branch is traced that is taken where the condition holds."""
     assumed, mask, unmasked = b.assumed, b.mask, b.unmasked
     parts = parts_of(cond) if mask is None else [*parts_of(mask), *parts_of(cond)]
     b.assumed, b.mask, b.unmasked = [*assumed, *known], joined(parts), set()
@@ -92,11 +94,11 @@ def within(b: Builder, cond: Expr, known: Sequence[Index]) -> Generator[None]:
         b.assumed, b.mask, b.unmasked = assumed, mask, unmasked
 
 
-def affordable(run: Any, follow: Follow) -> list[Abs]:
+def affordable(run: Any, trace_branch: TraceBranch) -> list[Abs]:
     """What a branch gives whose sums are small enough to compute them where it is not taken; raises
     Unsupported."""
     since = len(run.b.program.defs)
-    results = follow()
+    results = trace_branch()
     for d in list(run.b.program.defs.values())[since:]:
         if isinstance(d.expr, Reduce):
             sizes = (_likely(run, a.extent) for a in (*d.axes, *d.expr.axes))

@@ -94,7 +94,7 @@ class Lift:
         self.b.loops.append(mark[0])
         try:
             for _ in range(MAX_ATTEMPTS):
-                yields = self._follow()
+                yields = self._trace_body()
                 if self._learn(yields, mark[3]):
                     self.run.reset(mark)
                     continue
@@ -126,12 +126,14 @@ class Lift:
                 return NeedConst(known)  # as for an op outside of any loop
             if known and why.room is not None:
                 self.run.ask(why.room)  # splits the signature
-            return NotLifted(f"its indices cannot be compared without knowing {self.run.told(why)}")
+            return NotLifted(
+                f"its indices cannot be compared without knowing {self.run.size_names(why)}"
+            )
         return why if isinstance(why, NotLifted | Full) else NotLifted(str(why))
 
-    # -- following the body --
+    # -- tracing the body --
 
-    def _follow(self) -> list[Abs]:
+    def _trace_body(self) -> list[Abs]:
         for x, stand_in in self.changed.items():
             if isinstance(x.value, Growing):
                 raise NotLifted("a list grows in two loops at once")
@@ -177,7 +179,7 @@ class Lift:
         return x
 
     def _learn(self, yields: Sequence[Abs], since: int) -> bool:
-        """Whether the body is to be followed again."""
+        """Whether the body is to be traced again."""
         if self.ends is not None and len(self.carried) == len(self.op.results):
             self.carried.append(Abs(True))
             self.plan.append(StandIn(self._named((), dtypes.boolean)))

@@ -155,13 +155,13 @@ class _Longest:
 
     def inside(self, axes: Sequence[Axis]) -> Expr | None:
         """Where the iteration has such elements; None if it has all."""
-        asked: list[Index] = []
+        checked: list[Index] = []
         for a in axes:
             if a in self._extents:
                 place = as_index(a) - self.shifts[a]
-                asked += [*bounds.parts(place), *bounds.parts(self._extents[a] - place - 1)]
+                checked += [*bounds.parts(place), *bounds.parts(self._extents[a] - place - 1)]
         zero = ex.at(ZERO, dtypes.i64)
-        left = [ex.at(i, dtypes.i64) for i in asked if not nonnegative(i)]
+        left = [ex.at(i, dtypes.i64) for i in checked if not nonnegative(i)]
         return joined([ex.apply("ge", (i, zero), dtypes.boolean) for i in left])
 
 

@@ -47,7 +47,7 @@ def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple
 
 
 def _where_taken(b: Builder, e: Expr) -> Expr:
-    """What is read where the branch is taken that is followed: a write is dropped elsewhere."""
+    """What is read where the branch is taken that is traced: a write is dropped elsewhere."""
     known = set[Expr]() if b.mask is None else {*parts_of(b.mask)}
     while isinstance(e, Select) and known.issuperset(parts_of(e.cond)):
         e = e.yes
@@ -92,7 +92,7 @@ def expanded(b: Builder, expr: Expr, name: str) -> Expr:
 
 
 def inlined_views(defs: Mapping[str, Def], expr: Expr, own: Container[str]) -> Expr:
-    """A load followed through definitions (of `own`) that only load."""
+    """A load traced through definitions (of `own`) that only load."""
     while isinstance(expr, Load) and expr.source in own:
         d = defs[expr.source]
         if not isinstance(d.expr, Load):

@@ -51,14 +51,14 @@ class Patches:
 
 
 def apply(
-    start_thread: Callable[[threading.Thread], None], followed: Callable[[Callable[[], Any]], Any]
+    start_thread: Callable[[threading.Thread], None], profiled: Callable[[Callable[[], Any]], Any]
 ) -> Patches:
     """Apply all patches. `start_thread`: called with each thread that is about to start.
-    `followed`: called with each work item of a thread pool."""
+    `profiled`: called with each work item of a thread pool."""
     patches = Patches()
     patches.replace(torch.nn.Module, "__call__", _watched_module_call)
     patches.replace(threading.Thread, "start", functools.partial(_with_thread, start_thread))
-    patches.replace(WorkItem, "run", functools.partial(_with_work, followed))
+    patches.replace(WorkItem, "run", functools.partial(_with_work, profiled))
     for name in STARTERS:
         patches.replace(torch.autograd.profiler, name, _refused)
     if EVAL_FRAME in sys.modules:
@@ -81,10 +81,10 @@ def _watched_module_call(old: Any) -> Any:
     return __call__
 
 
-def _with_work(followed: Callable[[Callable[[], Any]], Any], old: Any) -> Any:
+def _with_work(profiled: Callable[[Callable[[], Any]], Any], old: Any) -> Any:
     @functools.wraps(old)
     def run(self: Any) -> None:
-        followed(functools.partial(old, self))
+        profiled(functools.partial(old, self))
 
     return run
 

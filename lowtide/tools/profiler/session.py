@@ -33,7 +33,7 @@ _activating = threading.Lock()
 @dataclass(kw_only=True)
 class Capture:
     """A recording. `events`: PyTorch's tree. `arena`: (time on the watchers' clock, address, bytes;
-    negative for a free) of arena events on threads that are not followed."""
+    negative for a free) of arena events on threads that are not profiled."""
 
     events: list[Any]
     watchers: list[watch.Watcher]
@@ -54,7 +54,7 @@ class Session:
         self._of_thread: dict[int, watch.ThreadWatcher] = {}
         self._inside: Any = None  # an event around everything that the thread does
         self._owner = 0
-        self._is_ending = False  # then no further thread is followed
+        self._is_ending = False  # then no further thread is profiled
 
     def start(self) -> None:
         """Raise LowtideError if a profile, or PyTorch's own profiler, is running."""
@@ -74,10 +74,10 @@ class Session:
         self._owner = threading.get_ident()
         self._following = profiler.Following()
         if not self._following.can_follow:
-            self._remarks.append("threads that Python starts are not followed on this platform")
+            self._remarks.append("threads that Python starts are not profiled on this platform")
         arena.set_observer(self._observe_arena)
         entrances.enter()
-        self._patches = patches.apply(self._start_thread, self._followed)
+        self._patches = patches.apply(self._start_thread, self._profiled)
         watcher = watch.Watcher(0)
         self._watchers.append(watcher)
         watcher.start()
@@ -121,10 +121,10 @@ class Session:
 
     def _start_thread(self, thread: threading.Thread) -> None:
         """Follow `thread`, which is about to start, from its first line."""
-        thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
+        thread.run = functools.partial(self._profiled, thread.run)  # type: ignore[method-assign]
 
-    def _followed(self, run: Callable[[], T]) -> T:
-        """Return `run()`; this thread is followed meanwhile."""
+    def _profiled(self, run: Callable[[], T]) -> T:
+        """Return `run()`; this thread is profiled meanwhile."""
         watch.let_go()
         end = self._follow() if watch.current() is None else None
         try:
@@ -135,7 +135,7 @@ class Session:
             watch.let_go()
 
     def _follow(self) -> Callable[[], None] | None:
-        """Follow this thread. Returns a function that ends it; None if it cannot be followed."""
+        """Follow this thread. Returns a function that ends it; None if it cannot be profiled."""
         following = self._following
         with self._lock:
             if self._is_ending or following is None or not following.can_follow:
