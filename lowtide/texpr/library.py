@@ -7,11 +7,14 @@ is stored, so that it is computed in the kernels of its neighbours.
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
 
-A product of bf16 or f16 is the library's where all its readers round it, bf16 after a bias. The
-library adds up in float32 and rounds once; what is stored is half as large.
+A product of bf16 or f16 is the library's where all its readers round it, or round its sum with one
+bias. The library adds up in float32, with the bias, and rounds once; what is stored is half as
+large. The bias stands in the first term.
 
-    t[i, j]: f32 = sum[k](f32(a[i, k]) * f32(w[k, j]))     ->  t[i, j]: bf16 = sum[k](…)
-    h[i, j] = bf16(t[i, j] + …)                                h[i, j] = bf16(f32(t[i, j]) + …)
+    t[i, j]: f32 = sum[k](f32(a[i, k]) * f32(w[k, j]))
+    h[i, j]: bf16 = bf16(t[i, j] + f32(b[j]))
+    ->
+    h[i, j]: bf16 = sum[k](f32(a[i, k]) * f32(w[k, j]) + (f32(b[j]) if k == 0 else 0))
 
 Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and outputs
 together (a hidden layer: twice as large). The terms are the same; the library chooses the order of
@@ -25,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.ir.dtypes import HALVES, DType, bf16, f32
+from lowtide.ir.dtypes import HALVES, DType, boolean, f32, i64
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
@@ -63,29 +66,30 @@ def operands_stored(
     for d in program.defs.values():
         for made in work.apart(d):
             defs[made.name] = work.widening(made)
+        work.made.add(d.name)
     return _without_copies(dataclasses.replace(program, defs=defs), frozenset(work.names))
 
 
 def _without_copies(program: Program, names: frozenset[str]) -> tuple[Program, frozenset[str]]:
-    """A product that is only read to be turned round is written as its reader is."""
-    readers: dict[str, list[Def]] = {}
-    for d in program.defs.values():
-        for source in {load.source for load in ex.loads(d.expr)}:
-            readers.setdefault(source, []).append(d)
+    """A product that another definition copies, or turns round, is written as that."""
     roots = {*program.outputs, *program.checks}
-    defs = dict(program.defs)
     for name in sorted(names - roots):
-        d, found = defs[name], readers.get(name, [])
-        turned = _turned(d, found[0]) if len(found) == 1 else None
+        d = program.defs[name]
+        found = (_turned(d, reader) for reader in program.defs.values() if _reads(reader, name))
+        turned = next((t for t in found if t is not None), None)
         if turned is not None:
-            del defs[name]
-            defs[turned.name] = turned
+            program = _written_as(program, d, turned)
             names = names - {name} | {turned.name}
-    return dataclasses.replace(program, defs=defs), names
+    return program, names
+
+
+def _reads(d: Def, name: str) -> bool:
+    return any(load.source == name for load in ex.loads(d.expr))
 
 
 def _turned(d: Def, reader: Def) -> Def | None:
-    """The product as the whole value of its reader, if that has it with other axes in front."""
+    """The product as the whole value of its reader, if that has it, maybe with other axes in
+    front."""
     load = reader.expr
     axes = (*d.axes, *reader.axes)
     if not isinstance(load, Load) or reader.adds_to or any(a.extent.const == 1 for a in axes):
@@ -95,6 +99,26 @@ def _turned(d: Def, reader: Def) -> Def | None:
     if set(at) != set(walked) or len(d.axes) != len(reader.axes):
         return None
     return dataclasses.replace(reader, axes=tuple(at[i] for i in walked), expr=d.expr)
+
+
+def _written_as(program: Program, d: Def, turned: Def) -> Program:
+    """The Program with `turned` in the place of the product, and read instead of it."""
+    places = [d.axes.index(a) for a in turned.axes]
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source == d.name:
+            return ex.load(turned.name, [node.index[p] for p in places], node.dtype)
+        return None
+
+    defs: dict[str, Def] = {}
+    for made in program.defs.values():
+        if made.name == d.name:
+            defs[turned.name] = turned
+        elif made.name != turned.name:
+            is_reader = _reads(made, d.name)
+            expr = Rewriter(visit)(made.expr) if is_reader else made.expr
+            defs[made.name] = dataclasses.replace(made, expr=expr) if is_reader else made
+    return dataclasses.replace(program, defs=defs)
 
 
 def large_products(program: Program, hints: Mapping[str, int]) -> set[str]:
@@ -127,19 +151,47 @@ def _half_of(first: Expr, second: Expr) -> DType | None:
     return half if half.name in HALVES and second.arg.dtype is half else None
 
 
-def _is_rounded(expr: Expr, name: str, half: DType) -> bool:
-    """Does all that reads a value round it to 16 bits, bfloat16 after additions at most? A float16
-    may be too large before an addition."""
-    wide: set[Expr] = set()
+def _roundings(expr: Expr, d: Def, half: DType) -> set[Expr | None] | None:
+    """The biases that are added to a product before it is rounded, of one axes of `d` and 16 bits;
+    None in the set: the product itself is rounded. None: something else is done with it."""
+    found: set[Expr | None] = set()
+    wide: dict[Expr, Expr | None] = {}
     for node in ex.walk(expr):
-        if isinstance(node, Load) and node.source == name:
-            wide.add(node)
-        elif not wide.isdisjoint(node.children):
-            if half is bf16 and isinstance(node, Apply) and node.fn == "add":
-                wide.add(node)
-            elif not (isinstance(node, Cast) and node.dtype is half):
-                return False
-    return expr not in wide
+        if isinstance(node, Load) and node.source == d.name:
+            wide[node] = None
+        elif not wide.keys().isdisjoint(node.children):
+            if isinstance(node, Cast) and node.dtype is half:
+                found.add(wide[node.arg])
+                continue
+            bias = _bias(node, d, half)
+            if bias is None:
+                return None
+            wide[node] = bias
+    return None if expr in wide else found
+
+
+def _bias(node: Expr, d: Def, half: DType) -> Expr | None:
+    """What is added to a product there, at the product's own axes."""
+    if not isinstance(node, Apply) or node.fn != "add":
+        return None
+    load, other = node.args if _is_load(node.args[0], d.name) else node.args[::-1]
+    if not (isinstance(load, Load) and isinstance(other, Cast) and other.arg.dtype is half):
+        return None
+    walked = zip(load.index, d.axes, strict=True)
+    own = {i: as_index(a) for i, a in walked if i.const is None}
+
+    def visit(part: Expr) -> Expr | None:
+        if isinstance(part, Load):
+            return ex.load(part.source, [own.get(i, i) for i in part.index], part.dtype)
+        return None
+
+    bias = Rewriter(visit)(other.arg)
+    is_same = at_indices(bias, dict(zip(d.axes, load.index, strict=True))) is other.arg
+    return bias if is_same and bias.free <= {*d.axes} else None
+
+
+def _is_load(node: Expr, name: str) -> bool:
+    return isinstance(node, Load) and node.source == name
 
 
 class _Work:
@@ -158,6 +210,7 @@ class _Work:
             for source in {load.source for load in ex.loads(d.expr)}:
                 self.readers.setdefault(source, []).append(d.expr)
         self.halves: dict[str, DType] = {}  # products that are rounded now
+        self.made: set[str] = set()  # definitions so far
 
     def apart(self, d: Def) -> list[Def]:
         """The definition, preceded by its operands."""
@@ -165,11 +218,13 @@ class _Work:
         if found is None:
             return [d]
         left, right = found
-        half = self.half(d, left, right)
+        half, bias = self.half(d, left, right)
         if half is not None:
             left, right = left.children[0], right.children[0]
         dtype = half or d.dtype
         operands = [self.operand(d, left, "left"), self.operand(d, right, "right")]
+        if bias is not None:
+            operands.append(self.operand(d, bias, "bias"))
         product = Product(
             dtype=dtype.name,
             batch=self.count(a for a in d.axes if a in left.free and a in right.free),
@@ -190,18 +245,37 @@ class _Work:
             self.stored[over_numbers(x.expr, x.axes)] = x.name
         if half is not None:
             self.halves[d.name] = half
-        factors = tuple(ex.cast(load, d.dtype) for _, load in operands)
-        body = ex.apply("mul", factors, d.dtype)
+        x, y, *rest = (ex.cast(load, d.dtype) for _, load in operands)
+        body = ex.apply("mul", (x, y), d.dtype)
+        for z in rest:
+            body = ex.apply("add", (body, in_first_term(z, _reduced(d))), d.dtype)
         total = ex.reduce("sum", list(_reduced(d)), body, dtype)
         return [*made, dataclasses.replace(d, expr=total)]
 
-    def half(self, d: Def, left: Expr, right: Expr) -> DType | None:
-        """Of a product of 16-bit floats that may be rounded, these."""
+    def half(self, d: Def, left: Expr, right: Expr) -> tuple[DType | None, Expr | None]:
+        """Of a product of 16-bit floats that may be rounded, these, and the bias that is added."""
         half = _half_of(left, right)
         if half is None or d.name in self.roots:
-            return None
-        readers = self.readers.get(d.name, [])
-        return half if all(_is_rounded(e, d.name, half) for e in readers) else None
+            return None, None
+        biases: set[Expr | None] = set()
+        for reader in self.readers.get(d.name, []):
+            found = _roundings(reader, d, half)
+            if found is None:
+                return None, None
+            biases |= found
+        if len(biases) != 1:
+            return None, None
+        (bias,) = biases
+        if bias is not None and not self.is_bias(d, bias, left, right):
+            return None, None
+        return half, bias
+
+    def is_bias(self, d: Def, bias: Expr, left: Expr, right: Expr) -> bool:
+        """Can the library add it? It is there before the product, which is of two matrices."""
+        made = all(x.source in self.made or x.source not in self.program.defs
+                   for x in ex.loads(bias))  # fmt: skip
+        has_batch = any(a in left.free and a in right.free for a in d.axes)
+        return made and not has_batch and self.fits(d, bias)
 
     def widening(self, d: Def) -> Def:
         """The definition with products read as what they are now."""
@@ -209,11 +283,14 @@ class _Work:
             return d
 
         def visit(node: Expr) -> Expr | None:
-            half = self.halves.get(node.source) if isinstance(node, Load) else None
-            if half is None or node.dtype is half:
+            if not isinstance(node, Cast) or node.dtype.name not in HALVES:
                 return None
-            assert isinstance(node, Load)
-            return ex.cast(ex.load(node.source, node.index, half), node.dtype)
+            for load in (node.arg, *node.arg.children):
+                if not isinstance(load, Load) or load.dtype is not f32:
+                    continue
+                if self.halves.get(load.source) is node.dtype:
+                    return ex.load(load.source, load.index, node.dtype)
+            return None
 
         return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
 
@@ -264,6 +341,15 @@ class _Work:
         label = f"{d.name}_{name}"
         made = Def(name=label, axes=tuple(fresh), expr=expr, loc=d.loc, op=d.op)
         return made, ex.load(label, at, side.dtype)
+
+
+def in_first_term(value: Expr, axes: Sequence[Axis]) -> Expr:
+    """A value at the first point of some axes, 0 at the others: a sum over them adds it once."""
+    zero = ex.const(0.0, value.dtype)
+    for a in axes:
+        is_first = ex.apply("eq", (ex.at(as_index(a), i64), ex.const(0, i64)), boolean)
+        value = ex.select(is_first, value, zero)
+    return value
 
 
 def _reduced(d: Def) -> Sequence[Axis]:

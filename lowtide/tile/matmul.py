@@ -8,17 +8,20 @@ Out: a `Matmul`: the two operands and the result as strided matrices, or None.
 In half precision, the operands are widened and the sum is rounded:
 
     r[i, j] = sum[k](mul(f32(x[i, k]), f32(w[k, j])))    t[i, j] = bf16(r[i, j])
+
+A bias in the first term, as `texpr/library` writes it, is a third operand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from lowtide.ir.dtypes import HALVES
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce
+from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
 from lowtide.texpr.index import Axis, Index, as_index, product
+from lowtide.texpr.library import in_first_term
 from lowtide.tile.axes import own_axes
 from lowtide.tile.items import address, stride_along
 
@@ -37,10 +40,26 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul:
+    """`bias`: of the size of the result, with strides of 0; without batch dims."""
+
     left: Matrix
     right: Matrix
     result: Matrix
     points: Index
+    bias: Matrix | None = None
+
+    @property
+    def operands(self) -> tuple[Matrix, ...]:
+        """All that is read."""
+        return (self.left, self.right, *([] if self.bias is None else [self.bias]))
+
+    def renamed(self, name_of: Callable[[str], str]) -> Matmul:
+        """The same product of other tensors."""
+        left, right, result, *bias = (
+            replace(x, source=name_of(x.source))
+            for x in (self.left, self.right, self.result, *self.operands[2:])
+        )
+        return replace(self, left=left, right=right, result=result, bias=bias[0] if bias else None)
 
 
 def as_matmul(
@@ -53,7 +72,7 @@ def as_matmul(
     found = _sum_of(defs, halves)
     if found is None:
         return None
-    d, e, (x, y) = found
+    d, e, (x, y), added = found
     terms = list(e.axes)
     kept = own_axes(d)
     in_x, in_y = x.free, y.free
@@ -71,31 +90,59 @@ def as_matmul(
     )
     if any(p is None for p in parts):
         return None
+    if any(1 not in (m.strides[-2].const, m.strides[-1].const) for m in parts if m is not None):
+        return None
     a, b, c = parts
     assert a is not None
     assert b is not None
     assert c is not None
+    bias = _matrix(added, [], left, right, strides) if added is not None else None
+    if added is not None and (bias is None or batch):
+        return None
     if c.strides[-1].const != 1:  # some products are slow into columns
         a, b, c = (_transposed(m) for m in (b, a, c))
-    return Matmul(left=a, right=b, result=c, points=product(z.extent for z in (*kept, *terms)))
+        bias = _transposed(bias) if bias is not None else None
+    points = product(z.extent for z in (*kept, *terms))
+    return Matmul(left=a, right=b, result=c, points=points, bias=bias)
 
 
-def _sum_of(defs: Mapping[str, Def], halves: bool) -> tuple[Def, Reduce, tuple[Load, Load]] | None:
-    """What a group gives, the sum that it is, and what is multiplied for that."""
+def _sum_of(
+    defs: Mapping[str, Def], halves: bool
+) -> tuple[Def, Reduce, tuple[Load, Load], Load | None] | None:
+    """What a group gives, the sum that it is, what is multiplied for that, and the bias."""
     made = list(defs.values())
     d, e = made[-1], made[0].expr
     if not isinstance(e, Reduce) or e.fn != "sum":
         return None
-    if not isinstance(e.body, Apply) or e.body.fn != "mul":
+    body, bias = _without_bias(e)
+    if not isinstance(body, Apply) or body.fn != "mul":
         return None
-    x, y = (_widened(side, d) for side in e.body.args)
+    if bias is not None and len(made) > 1:
+        return None
+    x, y = (_widened(side, d) for side in body.args)
+    added = _widened(bias, d) if bias is not None else None
     if len(made) == 1:
         is_product = d.dtype.name in ("f32", "f64", *HALVES)
     else:
         is_product = halves and d.dtype.name in HALVES and _is_rounding(made)
     if not is_product or not (isinstance(x, Load) and isinstance(y, Load)):
         return None
-    return d, e, (x, y)
+    if added is None:
+        return d, e, (x, y), None
+    return (d, e, (x, y), added) if isinstance(added, Load) else None
+
+
+def _without_bias(e: Reduce) -> tuple[Expr, Expr | None]:
+    """The terms of a sum, and what `in_first_term` has added to the first one."""
+    body = e.body
+    if not isinstance(body, Apply) or body.fn != "add":
+        return body, None
+    term, added = body.args
+    value = added
+    while isinstance(value, Select):
+        value = value.yes
+    is_bias = in_first_term(value, e.axes) is added
+    return (term, value) if is_bias else (body, None)
 
 
 def _is_rounding(made: list[Def]) -> bool:
@@ -140,7 +187,7 @@ def _matrix(
     if load.free - set(steps) or any(ax in offset.atoms() for ax in steps):
         return None
     down, along = _merged(rows, steps), _merged(columns, steps)
-    if down is None or along is None or 1 not in (down[1].const, along[1].const):
+    if down is None or along is None:
         return None
     return Matrix(
         source=load.source,

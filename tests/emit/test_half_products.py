@@ -12,6 +12,8 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide import config
+from lowtide.codegen.host.parser import parse_host
+from lowtide.codegen.host.printer import print_host
 from lowtide.diagnostics import faults
 
 
@@ -74,6 +76,61 @@ def host_program(fn: Any, *args: Tensor) -> str:
 def test_the_host_program_calls_it() -> None:
     given = [x.detach() for x in operands(torch.bfloat16)]
     assert host_program(feed_forward, *given).count("matmul(") == 2
+
+
+def column(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.addmm(b[:, None], x, w)
+
+
+def matrix(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.addmm(b.repeat(48, 1).t(), x, w)
+
+
+def by_columns(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """A result that lies by columns."""
+    return F.linear(w.t(), x, b).t().contiguous()
+
+
+def in_parts(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """Readers of parts, at other places of product and bias."""
+    u, v, s = F.linear(w.t(), x, b).view(48, 3, 64).unbind(1)
+    return (u.sin() + v).exp() * s
+
+
+def of_groups(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    """A bias that the library has no strides for: the kernels round once, too."""
+    rows = x[:3, :1, None].float() + x.float().view(3, 64, 64) @ w.float()
+    return rows.to(b.dtype).neg()
+
+
+def batches(b: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.baddbmm(b.view(3, 64, 1), x.view(3, 64, 64), w.expand(3, 64, 48))
+
+
+@pytest.mark.parametrize("fn", [column, matrix, by_columns, in_parts, of_groups, batches])
+def test_a_bias_is_added_before_the_sum_is_rounded(fn: Callable[..., Tensor]) -> None:
+    """The bias cancels the product: a second rounding would be most of the result."""
+    torch.manual_seed(0)
+    x, w = torch.randn(192, 64).bfloat16(), torch.randn(64, 1).bfloat16().expand(64, 48)
+    if fn is of_groups:
+        x[:3, 0] = -(x[::64].float() @ w[:, 0].float())
+    given = (-(x.float() @ w[:, 0].float()).bfloat16(), x, w.contiguous())
+    with faults.strict():
+        found = lt.script(fn)(*given)
+    eager, exact = fn(*given), fn(*(t.double() for t in given)).double()
+    off, theirs = ((y.double() - exact).abs().max() for y in (found, eager))
+    assert off <= 4 * theirs + 4 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+
+
+def test_the_library_adds_a_bias() -> None:
+    given = [x.detach() for x in operands(torch.bfloat16)]
+    text = host_program(feed_forward, *given)
+    assert text.count("matmul(") == 2
+    assert text.count(", bias ") == 1
+    assert print_host(parse_host(text)) == text
+    for fn in (column, matrix, by_columns, in_parts):
+        b, x, w = torch.ones(192), torch.ones(192, 64), torch.ones(64, 48)
+        assert ", bias " in host_program(fn, *(t.bfloat16() for t in (b, x, w)))
 
 
 def wide(x: Tensor, w: Tensor, b: Tensor, v: Tensor) -> Tensor:

@@ -172,14 +172,14 @@ class _Builder:
             for output in plan.outputs:
                 self.output(output, k, name_of)
             if (by := k.by_library.get(signature.name)) is not None:
-                self.emit(_renamed(by, name_of))
+                self.emit(by.renamed(name_of))
                 continue
             work = f"{head}{signature.name}.work" if signature.thread_bytes.const != 0 else ""
             if work:
                 self.emit(Work(name=work, thread_bytes=(signature.thread_bytes,)))
             launch = _launch(head, signature, name_of, work)
             if (m := k.products.get(signature.name)) is not None:
-                launch = dataclasses.replace(launch, instead=_renamed(m, name_of))
+                launch = dataclasses.replace(launch, instead=m.renamed(name_of))
             self.emit(launch)
 
     def output(self, output: str, k: Kernels, name_of: Callable[[str], str]) -> None:
@@ -392,13 +392,6 @@ def _launch(head: str, signature: Signature, place_of: Callable[[str], Place], w
         numbers=tuple(signature.numbers),
         work=work,
     )
-
-
-def _renamed(m: Matmul, name_of: Callable[[str], str]) -> Matmul:
-    left, right, result = (
-        dataclasses.replace(x, source=name_of(x.source)) for x in (m.left, m.right, m.result)
-    )
-    return Matmul(left=left, right=right, result=result, points=m.points)
 
 
 # ---- when memory is freed ----------------------------------------------------------------------

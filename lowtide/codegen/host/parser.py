@@ -250,11 +250,14 @@ class _Parser:
         for _ in range(3):
             parts.append(self._matrix(line))
             line.need(",")
+        bias = self._matrix(line) if line.skip("bias") else None
+        if bias is not None:
+            line.need(",")
         line.need("points")
         points = self.read.index(line)
         line.need(")")
         left, right, result = parts
-        return Matmul(left=left, right=right, result=result, points=points)
+        return Matmul(left=left, right=right, result=result, points=points, bias=bias)
 
     def _matrix(self, line: Line) -> Matrix:
         source = line.name()

@@ -90,7 +90,8 @@ def _launch(launch: Launch) -> str:
 
 def _matmul(m: Matmul) -> str:
     parts = ", ".join(map(_matrix, (m.left, m.right, m.result)))
-    return f"matmul({parts}, points {m.points})"
+    bias = f", bias {_matrix(m.bias)}" if m.bias is not None else ""
+    return f"matmul({parts}{bias}, points {m.points})"
 
 
 def _matrix(m: Matrix) -> str:

@@ -218,8 +218,8 @@ def reads(statement: Statement) -> Iterator[str]:
                 yield from names_in(place)
             if statement.work:
                 yield statement.work
-        case Matmul(left=left, right=right, result=result):
-            yield from (left.source, right.source, result.source)
+        case Matmul(operands=operands, result=result):
+            yield from (*(x.source for x in operands), result.source)
         case Loop():
             if statement.until:
                 yield from names_in(statement.until)

@@ -49,6 +49,7 @@ from lowtide.tile.matmul import LEAST_POINTS, Matmul, Matrix
 
 # The inputs of a region that records no gradients may require them, as in `x.detach() @ y`.
 MATMUL: Final = torch.no_grad()(torch.matmul)
+ADDMM: Final = torch.no_grad()(torch.addmm)
 _BEGUN_SLOT: Final = "Moving(first=0, base=1, stride=0, shift=0, rows=1, level={level})"
 
 
@@ -106,8 +107,9 @@ def scope_of(program: HostProgram, dialect: Dialect) -> dict[str, Any]:
         return dialect.own(x.shape, x).copy_(x)
 
     return {
-        "torch": torch, "matmul": MATMUL, "own": own, "clamp": clamp, "behind": behind,
-        "row_slot": row_slot, "Moving": Moving, "Launch": StepLaunch, "Steps": Steps,
+        "torch": torch, "matmul": MATMUL, "addmm": ADDMM, "own": own, "clamp": clamp,
+        "behind": behind, "row_slot": row_slot, "Moving": Moving, "Launch": StepLaunch,
+        "Steps": Steps,
         **dialect.scope(program),
     }  # fmt: skip
 
@@ -306,16 +308,18 @@ def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
 
 
 def _product(m: Matmul) -> str:
-    left, right, result = (
-        f"{name_of(x.source)}.as_strided({python_tuple(x.sizes)}, "
-        f"{python_tuple(x.strides)}, {x.offset}{base})"
-        for x, base in ((m.left, _base(m.left)), (m.right, _base(m.right)), (m.result, ""))
+    left, right, *bias = (
+        _strided(x, f" + {name_of(x.source)}.storage_offset()") for x in m.operands
     )
+    result = _strided(m.result, "")
+    if bias:
+        return f"addmm({bias[0]}, {left}, {right}, out={result})"
     return f"matmul({left}, {right}, out={result})"
 
 
-def _base(x: Matrix) -> str:
-    return f" + {name_of(x.source)}.storage_offset()"
+def _strided(x: Matrix, base: str) -> str:
+    sizes, strides = python_tuple(x.sizes), python_tuple(x.strides)
+    return f"{name_of(x.source)}.as_strided({sizes}, {strides}, {x.offset}{base})"
 
 
 def _number(value: float) -> str:

@@ -88,7 +88,7 @@ class _Checker:
             case Launch():
                 self._launch(statement, ())
             case Matmul():
-                for matrix in (statement.left, statement.right, statement.result):
+                for matrix in (*statement.operands, statement.result):
                     self._read(matrix.source)
                     self._check_sizes([*matrix.sizes, *matrix.strides, matrix.offset])
             case Loop():
