@@ -14,7 +14,7 @@ import torch
 
 from lowtide.frontend.script import class_operators, classes, language
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.expressions import plain
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.iterable_calls import OVER_ITERABLES, Builtin
 from lowtide.frontend.script.iteration import iterate
 from lowtide.frontend.script.module_protocols import call_own, make_iterator
@@ -158,7 +158,7 @@ def _text(op_name: str, *methods: str) -> Builtin:
     """Compile `str(x)` and `repr(x)`; for an object, by its own method."""
 
     def compile_text(c: Context, call: Call) -> Node:
-        values = _values(c, call)
+        values = [shown(c, v) for v in _values(c, call)]
         for method in methods if values else ():
             found = class_operators.unary(c, call.node, values[0], method)
             if found is not None:
@@ -169,7 +169,7 @@ def _text(op_name: str, *methods: str) -> Builtin:
 
 
 def _print(c: Context, call: Call) -> Node:
-    values = [plain(c, a, call.node) for a in call.args]
+    values = [shown(c, c.as_value(a, call.node)) for a in call.args]
     named = {k: c.as_value(v, call.node) for k, v in call.keywords.items()}
     c.builder.emit("print", [*values, *named.values()], kwnames=tuple(named))
     return c.const(None)

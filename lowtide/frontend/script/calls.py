@@ -17,7 +17,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodDescriptorType, MethodType
+from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -243,6 +243,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         receiver = c.as_value(call.args[0], call.node)
         rest = Call(node=call.node, args=call.args[1:], keywords=call.keywords)
         return _method_call(c, Method(receiver, obj.__name__), rest)
+    if isinstance(obj, WrapperDescriptorType):  # `str.__str__`
+        return _py_call(c, cast("Any", obj), call)
     left = _left_to_python(c, obj, call)
     if left is not None:
         return left

@@ -25,6 +25,7 @@ import torch
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.captured import capture, capture_object
 from lowtide.frontend.script.context import Context, expression, link
+from lowtide.frontend.script.dict_views import shown, view_of
 from lowtide.frontend.script.global_containers import type_of_live
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
@@ -51,7 +52,6 @@ from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
 from lowtide.ir.core import Value
 from lowtide.ir.literals import is_literal
-from lowtide.ir.python_ops.dicts import VIEWS
 from lowtide.ir.types import ClassType, DictType, ListType, OptionalType, TupleType, Type
 
 
@@ -77,8 +77,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
         return bound
     if c.is_iterator(found):
         c.frame.vars[node.id] = read_once(node.id, c.frame.source.loc(node))
-    view = c.builder.makers.get(found) if isinstance(found, Value) else None
-    if view is not None and view.name in VIEWS:  # Python's sees the dict as it is now
+    view = view_of(c, found) if isinstance(found, Value) else None
+    if view is not None:  # Python's sees the dict as it is now
         return c.py(node, view.name, *view.operands)
     if found is not None:
         return found
@@ -407,7 +407,7 @@ def _printed(c: Context, node: ast.expr) -> Value:
         case Method() as found:
             return c.by_getattr(found.receiver, found.name)
         case found:
-            return c.as_value(found, node)
+            return shown(c, c.as_value(found, node))
 
 
 def _format_spec(c: Context, part: ast.FormattedValue, values: list[Value]) -> str:

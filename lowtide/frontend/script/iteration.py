@@ -20,6 +20,7 @@ from typing import cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.dict_views import view_of
 from lowtide.frontend.script.flow import branch_on, some
 from lowtide.frontend.script.module_protocols import call_own
 from lowtide.frontend.script.node_tables import ELEMENTS_OF
@@ -37,7 +38,6 @@ from lowtide.frontend.script.nodes import (
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
-from lowtide.ir.python_ops.dicts import VIEWS
 
 _LARGEST_UNROLLED = 64
 
@@ -262,10 +262,8 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
 
 def _view(c: Context, value: Value) -> tuple[Value, str] | None:
     """Return the dict and the op, if this is its keys, values or items, which a loop sees live."""
-    maker = c.builder.makers.get(value)
-    if maker is None or maker.name not in VIEWS:
-        return None
-    return maker.operands[0], maker.name
+    maker = view_of(c, value)
+    return None if maker is None else (maker.operands[0], maker.name)
 
 
 def _over_dict(c: Context, d: Value, part: str, node: ast.expr) -> Iteration:

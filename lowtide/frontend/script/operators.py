@@ -18,7 +18,7 @@ from typing import Any, cast
 from torch.torch_version import TorchVersion
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import class_operators, classes, doubts
+from lowtide.frontend.script import class_operators, classes, dict_views, doubts
 from lowtide.frontend.script.context import Context, expression
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.iteration import iterate, static_length
@@ -112,6 +112,7 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
     on_object = class_operators.binary(c, node, py_name, left, right)
     if on_object is not None:
         return on_object
+    left, right = dict_views.as_operands(c, node, py_name, left, right)
     sides = left.type, right.type
     if _is_torch(py_name, sides):
         found = torch_call(c, node, f"operator.{name}", [left, right], {})

@@ -57,6 +57,14 @@ def _isinstance(c: Context, call: Call) -> Node:
     return c.builder.emit("py.isinstance", [value], [t.BOOL], type=text).result
 
 
+def _issubclass(c: Context, call: Call) -> Node:
+    """Compile `issubclass(A, B)` of classes that are known while compiling."""
+    found, of = call.args
+    if not isinstance(found, PythonObject) or not isinstance(of, PythonObject):
+        raise c.error(call.node, "issubclass() of a class that the run decides", "isinstance()")
+    return c.const(issubclass(cast("Any", found.obj), cast("Any", of.obj)))
+
+
 def _type(c: Context, call: Call) -> Node:
     """Compile `type(x)`: a constant if the type in the program is exact, else computed at run
     time."""
@@ -158,6 +166,7 @@ BUILTINS.update(
     {
         callable: _callable,
         isinstance: _isinstance,
+        issubclass: _issubclass,
         type: _type,
         getattr: _getattr,
         hasattr: _hasattr,

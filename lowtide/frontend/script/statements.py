@@ -19,7 +19,7 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import classes
+from lowtide.frontend.script import classes, dict_views
 from lowtide.frontend.script.context import RAISED, RETURN_VALUE, RETURNED, Context, Step, statement
 from lowtide.frontend.script.expressions import local_function
 from lowtide.frontend.script.flow import branch_on, run, run_inside
@@ -171,6 +171,7 @@ def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
     is_outermost = c.frame.fn is c.frames[0].fn
     if is_outermost:
         c.check_no_iterator(found, node.value or node)
+        found = dict_views.shown(c, found) if isinstance(found, Value) else found
     if is_outermost or c.builder.block is not c.frame.block:  # or the run decides which returns
         found = c.as_value(found, node.value or node)
     c.frame.vars[RETURN_VALUE] = found

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context, expression
+from lowtide.frontend.script.dict_views import view_of
 from lowtide.frontend.script.node_tables import ITEM_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Node, PythonObject, Range, Slice, describe
 from lowtide.frontend.script.own_attributes import own_item
@@ -50,6 +51,8 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
     base = c.expr(node.value)
     c.check_no_iterator(base, node.value)
+    if view_of(c, base) is not None:
+        raise c.error(node, "a view of a dict has no items", f"list({ast.unparse(node.value)})")
     if type(base) in ITEM_OF:
         return ITEM_OF[type(base)](c, node, base)
     if not isinstance(base, Value):

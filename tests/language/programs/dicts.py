@@ -346,3 +346,35 @@ def changed_behind_a_list_of_keys(d: Dict[str, int]) -> Dict[str, int]:
         else:
             d[k + "!"] = d[k]
     return d
+
+
+@program(calls=lambda: [({"a": 1, "b": 2},), ({},)], torchscript=False)
+def views_are_sets(d: Dict[str, int]):
+    keys = d.keys()
+    return (
+        (
+            keys == {"a", "b"},
+            {"a"} <= keys,
+            keys == d.keys(),
+            keys != list(d),
+            d.items() == d.items(),
+        ),
+        (keys - ["a"], keys & {"a", "q"}, {"z"} | keys, d.items() ^ {("a", 1)}),
+        f"{keys} {str(d.values())}",
+    )
+
+
+@program(args=lambda: ({"a": 1},), torchscript=False)
+def a_view_is_returned_and_printed(d: Dict[str, int]):
+    print(d.values(), range(1, 3))
+    return d.items()
+
+
+@program(args=lambda: ({"a": 1},), refused=True)
+def an_item_of_a_view(d: Dict[str, int]):
+    return d.keys()[0]  # refused
+
+
+@program(args=lambda: ({"a": 1},), refused=True)
+def values_are_no_list(d: Dict[str, int]):
+    return d.values() + [1]  # refused

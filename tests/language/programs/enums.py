@@ -206,3 +206,16 @@ def limits_in_variables(x: torch.Tensor, wide: bool):
     for k in range(2):
         eps.append(found[k].eps)
     return x.clamp(whole.min, whole.max), whole.dtype, info.max, info.bits, x + info.tiny, eps
+
+
+class Format(str, Enum):
+    PLAIN = "plain"
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+
+@program(args=lambda: ("plain",), torchscript=False)
+def text_of_a_text_member(s: str):
+    is_mixed = issubclass(Format, str) and not issubclass(Format, (int, float))
+    return str(Format.PLAIN), f"{Format(s)}", s == Format.PLAIN, is_mixed
