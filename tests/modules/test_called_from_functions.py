@@ -110,3 +110,24 @@ def test_what_is_no_tensor(monkeypatch: Any) -> None:
         return OUTSIDE(x)
 
     torch.testing.assert_close(lt.script(fn)(X), fn(X))
+
+
+class _WithOtherWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor):
+        scaled = {name: p * 2 for name, p in self.layer.named_parameters()}
+        called = torch.func.functional_call(self.layer, scaled, (x,))
+        return called + 1, self.__class__.__name__
+
+
+def test_functional_call_in_a_forward() -> None:
+    model, x = _WithOtherWeights(), torch.ones(2, 3)
+    compiled = lt.script(model)
+    expected, found = model(x), compiled(x)
+    torch.testing.assert_close(found[0], expected[0])
+    assert found[1] == expected[1]
+    grads = [torch.autograd.grad(y[0].sum(), [*model.parameters()]) for y in (found, expected)]
+    torch.testing.assert_close(*grads)

@@ -68,11 +68,12 @@ T = TypeVar("T")
 
 # what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
 _TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
-# Python makes these, and runs their methods.
-_CONTAINERS: tuple[object, ...] = (
+# Python runs these, and the methods of what they make.
+_PYTHONS: tuple[object, ...] = (
     collections.Counter,
     collections.defaultdict,
     collections.deque,
+    torch.func.functional_call,
 )
 _LEGACY: type = type(torch.FloatTensor)
 _DEEPEST = 200  # nested calls
@@ -206,6 +207,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     is_cached = type(obj).__name__ == CACHED_FUNCTION
     if is_cached and isinstance(wrapped, FunctionType):
         return cached_call(c, obj, wrapped, call)
+    if any(obj is python for python in _PYTHONS):
+        return _py_call(c, cast("Any", obj), call)
     source = source_of(callee)
     entered = context_manager(c, obj, call)
     if entered is not None:
@@ -255,9 +258,7 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     if isinstance(obj, functools.partial):
         return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)
-    is_container = any(obj is kind for kind in _CONTAINERS)
-    is_python = is_container or isinstance(obj, _TORCHSCRIPT) or is_installed(obj)
-    if callable(obj) and is_python:
+    if callable(obj) and (isinstance(obj, _TORCHSCRIPT) or is_installed(obj)):
         return _py_call(c, obj, call)
     raise c.error(
         call.node,

@@ -79,6 +79,8 @@ def module_attribute(c: Context, node: ast.AST, ref: ModuleRef, name: str) -> No
     state, own = state_of(c), vars(ref.module)
     path = join_path(ref.path, name)
     c.assumed.note_class(ref.module)
+    if name == "__class__":
+        return PythonObject(type(ref.module))
     if name in HOOKS and not own.get(name):
         state.guard("hooks", ref.path)
         return Members(())
