@@ -15,8 +15,9 @@ _SIMPLE = (
     "F abs_T(F a) { return (F)((I)a & KI(MAGNITUDE)); }",
     "F copysign_T(F a, F b) { return (F)(((I)a & KI(MAGNITUDE)) | ((I)b & KI(SIGN))); }",
     "F rsqrt_T(F a) { return K(1.0) / sqrt_T(a); }",
-    "F minimum_T(F a, F b) { return blend_T(a != a, a, fastmin_T(a, b)); }",
-    "F maximum_T(F a, F b) { return blend_T(a != a, a, fastmax_T(a, b)); }",
+    # of equal operands, such as zeros of either sign, a: clamp(x, 0, 1) keeps a negative zero
+    "F minimum_T(F a, F b) { return blend_T(b != b, b, fastmin_T(b, a)); }",
+    "F maximum_T(F a, F b) { return blend_T(b != b, b, fastmax_T(b, a)); }",
 )
 
 _EXP = (

@@ -274,3 +274,19 @@ def test_gradients_behind_weights_of_small_and_large_values(size: float) -> None
     ):
         error = (got - want).abs().max()
         assert error <= 4 * (eager - want).abs().max() + 1e-6 * want.abs().max()
+
+
+# ---- zeros -------------------------------------------------------------------------------------
+
+
+def held_at_zero(x: Tensor, low: float) -> tuple[Tensor, ...]:
+    at_most = [x.clamp(max=0.0), (-x).clamp(max=-0.0), torch.nn.functional.hardtanh(x, -1.0, 0.0)]
+    at_least = [x.relu(), x.clamp(min=0), x.clamp(0, 1), (-x).clamp(min=-0.0), x.clamp(min=low)]
+    return *at_most, *at_least, torch.nn.functional.relu6(x)
+
+
+@pytest.mark.parametrize("size", [1, 33])
+def test_a_bound_that_is_a_zero_keeps_the_sign_of_a_zero(size: int) -> None:
+    x = torch.full((size,), -0.0)
+    for got, want in zip(lt.script(held_at_zero)(x, 0.0), held_at_zero(x, 0.0), strict=True):
+        assert torch.equal(got.signbit(), want.signbit())
