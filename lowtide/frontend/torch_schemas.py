@@ -306,5 +306,7 @@ def _annotated(target: str) -> Results:
     result = hints["return"]
     if typing.get_origin(result) is tuple:
         elems = typing.get_args(result)
+        if Ellipsis in elems:  # any number of tensors, as of `torch.unravel_index`
+            return _ANY
         return Results(tuple(_PYTHON.get(e, t.ANY) for e in elems))
     return Results((_PYTHON.get(result, t.ANY),))

@@ -24,6 +24,7 @@ from lowtide.ops.operands import (
     dim_of,
     from_torch,
     number,
+    pointwise,
     require_float,
     same_dtype,
     size_list,
@@ -74,8 +75,10 @@ def _softmax(log: bool, negate: bool, where: int) -> Lower:
         if dim is None:
             raise Unsupported("softmax along a dim chosen by PyTorch")
         dtype = rest[where]
+        if negate and dtype is not None:  # in its own dtype first, in which ints wrap around
+            x = pointwise(b, [x], x.dtype, lambda v: -v)
         x = x if dtype is None else cast_to(b, x, from_torch(dtype))
-        return softmax(b, x, dim, log=log, negate=negate)
+        return softmax(b, x, dim, log=log, negate=negate and dtype is None)
 
     return lower
 

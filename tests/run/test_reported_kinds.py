@@ -107,11 +107,21 @@ def extremes_of_bytes(x: Tensor) -> Results:
     return b.min(), b.max(), b.argmin(), b.argmax(), b.amax(), (b > 0).int().argmax()
 
 
+def softmin_of_bytes(x: Tensor) -> Results:
+    b = x.abs().mul(3).to(torch.uint8)
+    return F.softmin(b, 0, dtype=torch.float64), F.softmin(x, 1, dtype=torch.float64)
+
+
+def as_many_results_as_dims(x: Tensor) -> Results:
+    i = x.abs().mul(3).long()
+    return *torch.unravel_index(i, (5, 4, 3)), torch.unravel_index(i, (60,))[0]
+
+
 PROGRAMS = [
     rows_move_down, written_and_mirrored, lists_of_tensors, copied_before_the_change,
     read_as_other_bits, scattered_into, names_of_one_memory, other_shapes_under_no_grad,
     bytes_of_negatives, truths_of_bytes, far_shifts, quotients_just_below, scalars_of_halves,
-    halves_that_overflow, extremes_of_bytes,
+    halves_that_overflow, extremes_of_bytes, softmin_of_bytes, as_many_results_as_dims,
 ]  # fmt: skip
 
 
