@@ -3,7 +3,7 @@
 # ruff: noqa
 from __future__ import annotations
 
-import random
+import struct
 import textwrap
 from collections.abc import Callable
 from typing import Any, Dict, List
@@ -179,13 +179,13 @@ def misspelt_length(x):
 
 
 @error("""
-    the Python object random.random cannot be called in compiled code
-        return x * random.random()
+    the Python object struct.calcsize cannot be called in compiled code
+        return x * struct.calcsize("i")
                    ^
     write instead: a function of PyTorch or math, a builtin, a Python `def`, or a function marked `@lt.ignore` that does it, called in its place
 """)
 def call_of_another_library(x):
-    return x * random.random()
+    return x * struct.calcsize("i")
 
 
 @error("""

@@ -53,7 +53,7 @@ from lowtide.frontend.script.nodes import (
 )
 from lowtide.frontend.script.programs import call_program, call_saved, program_of
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
-from lowtide.frontend.script.source import is_installed, is_stdlib, mark_of, unwrap
+from lowtide.frontend.script.source import is_installed, is_of_library, is_stdlib, mark_of, unwrap
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import source_of, torch_call
 from lowtide.ir import opdefs, python_objects
@@ -75,6 +75,7 @@ _PYTHONS: tuple[object, ...] = (
     collections.deque,
     torch.func.functional_call,
 )
+_GIVE_ITERATORS = ("finditer", "merge", "scandir", "walk")
 _LEGACY: type = type(torch.FloatTensor)
 _DEEPEST = 200  # nested calls
 
@@ -126,6 +127,16 @@ def _py_call(
     return left_to_python.python_call(
         c, fn, call, left_to_python.returned(getattr(fn, "__func__", fn), t.ANY)
     )
+
+
+def _library_call(c: Context, obj: Any, call: Call) -> Node:
+    """Compile a call that Python runs; an iterator becomes a list, as those of builtins."""
+    found = _py_call(c, obj, call)
+    if getattr(obj, "__name__", "") not in _GIVE_ITERATORS:
+        return found
+    elements = c.py(call.node, "list.of", c.as_value(found, call.node))
+    c.iterators.add(elements)
+    return elements
 
 
 def _legacy_tensor(c: Context, cls: Any, call: Call) -> Node:
@@ -207,8 +218,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
     is_cached = type(obj).__name__ == CACHED_FUNCTION
     if is_cached and isinstance(wrapped, FunctionType):
         return cached_call(c, obj, wrapped, call)
-    if any(obj is python for python in _PYTHONS):
-        return _py_call(c, cast("Any", obj), call)
+    if is_of_library(obj) or any(obj is python for python in _PYTHONS):
+        return _library_call(c, cast("Any", obj), call)
     source = source_of(callee)
     entered = context_manager(c, obj, call)
     if entered is not None:

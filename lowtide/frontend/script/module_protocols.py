@@ -37,5 +37,9 @@ def call_own(
 def make_iterator(c: Context, call: Call) -> Node:
     """Compile `iter(x)` in an `__iter__` as x itself: a loop reads it once."""
     if c.frame.fn.__name__ != "__iter__" or len(call.args) != 1:  # pyright: ignore[reportFunctionMemberAccess]
-        raise c.error(call.node, "iter() is compiled in `__iter__` only", "a list and an index")
+        raise c.error(
+            call.node,
+            "iter() is compiled in `__iter__` only",
+            "a loop over it, or a list and an index",
+        )
     return call.args[0]

@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 from lowtide.errors import CompileError, Loc
@@ -118,6 +118,21 @@ def is_installed(obj: object) -> bool:
     files = [getattr(sys.modules.get(name), "__file__", None) for name in (module, root)]
     is_known = root in _KNOWN and not module.startswith("torch.distributions")
     return not is_known and any(map(is_installed_file, files))
+
+
+# Modules of the standard library whose functions Python runs.
+_LIBRARY = frozenset(
+    {"bisect", "datetime", "hashlib", "heapq", "json", "logging", "os", "posixpath", "ntpath"}
+) | {"random", "re", "statistics", "string", "textwrap", "time", "uuid"}
+
+
+def is_of_library(obj: object) -> bool:
+    """Whether it is a function, or a method of an object, of one of these modules."""
+    owner = getattr(obj, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        owner = obj
+    module = getattr(owner, "__module__", None) or type(owner).__module__
+    return str(module).partition(".")[0].removeprefix("_") in _LIBRARY
 
 
 def is_installed_file(file: str | None) -> bool:
