@@ -101,6 +101,7 @@ class Nest:
     full: frozenset[Axis] = frozenset()  # axes of constant extent that are unrolled completely
     transposed: Axis | None = None  # copies across the grain: the axis that memory lies along
     parts: frozenset[Axis] = frozenset()  # loops with a partial sum of their own, for less rounding
+    blocks: dict[Axis, int] = field(default_factory=dict[Axis, int])  # steps that have one
 
 
 def reached(expr: Expr, known: Container[Expr]) -> Iterator[Expr]:

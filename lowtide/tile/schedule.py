@@ -24,8 +24,11 @@ from lowtide.tile.target import Target
 REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
 HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
 LIGHT = 6  # a body of more operations needs registers of its own
-TERMS = 1024  # a float sum in a register is added up in parts where there are more,
-FEW = 4  # of at least so many
+TERMS = 256  # a float sum in a register is added up in parts where there are more,
+FEW = 16  # of at least so many
+SOME_PARTS = 16  # of a loop of unknown length
+PARTED = 8  # accumulators at most that get partial sums in blocks: there are registers for both
+WHOLE_TERMS = 1024  # terms that more accumulators than that add up one after another
 LONG_CODE = 512  # operations and elements read, of all points of a register tile: C compilers take
 # seconds for more, and there is work enough in fewer points
 
@@ -49,30 +52,41 @@ def schedule(
         if len(panels) == 1 and lasts == {nest.vector} and not _sums(nest):
             nest.vectors = max(panels.pop() // kernel.lanes, 1)
         if _sums(nest):
-            nest.parts = _partial_sums(nest, kernel)
+            _choose_parts(nest, kernel)
     begin_in_registers(kernel)
     return kernel
 
 
-def _partial_sums(nest: Nest, kernel: Kernel) -> frozenset[Axis]:
-    """The loops of unknown length, and so many of the others that no sum in a register gets more
-    than `TERMS` terms one after another, if it can be."""
-    found: set[Axis] = set()
+def _choose_parts(nest: Nest, kernel: Kernel) -> None:
+    """Sets `parts` and `blocks`, so that no float sum in a register gets more than `TERMS` terms
+    one after another, if it can be."""
+    over = {a for w in _sums(nest) if w.fn == "sum" and w.expr.dtype.is_float for a in w.over}
+    kept = [n for a, n in nest.unroll.items() if a not in over]
+    has_blocks = math.prod(kept) * nest.vectors <= PARTED
+    most, few = (TERMS, FEW) if has_blocks else (WHOLE_TERMS, FEW // 4)
     tiles = {a: tile for a, tile in kernel.tiles() if tile}
+    parts: set[Axis] = set()
     inside: Axis | None = None
-    terms = 1  # of the loops inside, since the last partial sum
-    for a in reversed([a for a in nest.order if a not in nest.full]):
-        n = tiles.get(a) or a.extent.const or TERMS
-        n = -(-n // (kernel.lanes * nest.vectors)) if a is nest.vector else n
-        if inside is not None and terms >= FEW and terms * n > TERMS:
-            found.add(inside)
+    # of the loops inside, since the last partial sum
+    terms = math.prod(a.extent.const or 1 for a in nest.full if a in over)
+    for a in reversed([a for a in nest.order if a in over and a not in nest.full]):
+        n = tiles.get(a) or a.extent.const
+        width = kernel.lanes * nest.vectors if a is nest.vector else 1
+        steps = -(-n // width) if n else None
+        if inside is not None and terms >= few and terms * (steps or most) > most:
+            parts.add(inside)
             terms = 1
-        terms *= n
+        if has_blocks and (steps is None or terms * steps > most):
+            block = most // terms
+            nest.blocks[a] = max(block // nest.unroll.get(a, 1), 1)
+            terms = -(-steps // block) if steps else SOME_PARTS
+        elif steps is None:
+            parts.add(a)
+            terms = 1
+        else:
+            terms *= steps
         inside = a
-        if a.extent.const is None:
-            found.add(a)
-            terms = 1
-    return frozenset(found)
+    nest.parts = frozenset(parts)
 
 
 def _cost_here(e: Expr, nest: Nest) -> int:

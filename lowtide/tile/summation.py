@@ -148,10 +148,11 @@ def _loops(
         if a not in w.over:
             if found and found[-1] != (KEPT,):
                 found.append((KEPT,))
-        elif a is nest.vector:
-            found.append((number.get(a), kernel.lanes, nest.vectors))
         else:
-            found.append((number.get(a), nest.unroll.get(a, 1)))
+            lanes = (kernel.lanes, nest.vectors) if a is nest.vector else ()
+            parts: list[object] = [("part",)] if a in nest.parts else []
+            parts += [("block", nest.blocks[a])] if a in nest.blocks else []
+            found.append((number.get(a), *lanes, nest.unroll.get(a, 1), *parts))
     return tuple(found)
 
 

@@ -31,6 +31,15 @@ def beside_rows(x: Tensor) -> Tensor:
     return (x * 1).sum((0, 1, 2)) + 0 * rows.amax()
 
 
+def rows(x: Tensor) -> Tensor:
+    """One chain, if it were not for blocks."""
+    return (x * 1.1).sum(0)
+
+
+def rows_and_columns(x: Tensor) -> Tensor:
+    return (x * 1.1).sum((0, 1))
+
+
 def fixed_pixels(x: Tensor) -> Tensor:
     return (x.view(64, 80, 80, 19) * 1).sum((1, 2)).flatten()
 
@@ -48,6 +57,8 @@ def beside_fixed_rows(x: Tensor) -> Tensor:
         (fixed_and_long, (50000, 4)),
         (fixed_pair, (64, 64, 64)),
         (beside_rows, (32, 16, 16, 19)),
+        (rows, (2000, 33)),
+        (rows_and_columns, (1024, 3, 5)),
         (fixed_pixels, (64, 80, 80, 19)),
         (beside_fixed_rows, (4, 3000, 19)),
     ],

@@ -40,8 +40,8 @@ class Variant:
 
 
 @dataclass(slots=True)
-class _Scope:
-    """Statements at one loop depth: before and after the inner loop."""
+class Scope:
+    """Statements at one loop depth, or in a block of a loop: before and after the inner loop."""
 
     before: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
@@ -66,7 +66,10 @@ class Body:
         self.names = names
         self.variant = variant
         self.order = [a for a in nest.order if a not in nest.full]
-        self.scopes = [_Scope() for _ in range(len(self.order) + 1)]
+        self.scopes = [Scope() for _ in range(len(self.order) + 1)]
+        is_rest = variant.partial and not variant.everything  # of less than a block
+        blocked = [a for a in nest.blocks if not (is_rest and a is nest.vector)]
+        self.blocks = {k: Scope() for k, a in enumerate(self.order) if a in blocked}
         self.known: dict[tuple[Expr, Point], str] = {}
         self.serial = 0
         self.counts = dict.fromkeys(nest.unroll, variant.rows)
@@ -104,12 +107,27 @@ class Body:
         scope = self.scopes[depth]
         yield from scope.before
         if depth < len(self.order):
-            yield self._for(self.order[depth]) + " {"
-            yield from ("  " + line for line in self._nested(depth + 1))
-            yield "}"
+            yield from self._loop(depth)
         yield from scope.after
 
-    def _for(self, a: Axis) -> str:
+    def _loop(self, depth: int) -> Iterator[str]:
+        a = self.order[depth]
+        low, high, step = self._bounds(a)
+        local, block = self._local(a), self.blocks.get(depth)
+        inner = ["  " + line for line in self._nested(depth + 1)]
+        if block is None or not block.before:  # no sum in registers
+            yield f"for (int64_t {local} = {low}; {local} < {high}; {local} += {step}) {{"
+            yield from (*inner, "}")
+            return
+        p, steps = f"p_{local}", step * self.nest.blocks[a]
+        yield f"for (int64_t {p} = {low}; {p} < {high}; {p} += {steps}) {{"
+        yield f"  const int64_t e_{local} = lt_min({p} + {steps}, {high});"
+        yield from ("  " + line for line in block.before)
+        yield f"  for (int64_t {local} = {p}; {local} < e_{local}; {local} += {step}) {{"
+        yield from (*("  " + line for line in inner), "  }")
+        yield from (*("  " + line for line in block.after), "}")
+
+    def _bounds(self, a: Axis) -> tuple[str, str, int]:
         n, low, high = f"n_{self.names.axis(a)}", "0", f"n_{self.names.axis(a)}"
         step = 1
         if a is self.nest.vector:
@@ -126,13 +144,11 @@ class Body:
                 high = f"{n} - {rows - 1}"
             elif not self.variant.alone:
                 low = f"{n} - {n} % {rows}"
-        local = self._local(a)
-        lanes = ""
         if a is self.nest.vector and self.variant.partial:
             self.scopes[self.depths[a]].before.insert(
-                0, f"const int lanes = (int)lt_min({self.names.lanes}, {n} - {local});"
+                0, f"const int lanes = (int)lt_min({self.names.lanes}, {n} - {self._local(a)});"
             )
-        return f"for (int64_t {local} = {low}; {local} < {high}; {local} += {step}){lanes}"
+        return low, high, step
 
     def _local(self, a: Axis) -> str:
         return f"l_{self.names.axis(a)}"

@@ -12,10 +12,10 @@ operands. If that sum is NaN, the kernel runs again with the exact version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from lowtide.codegen.c import pointwise as pw
-from lowtide.codegen.c.body import Body, Point
+from lowtide.codegen.c.body import Body, Point, Scope
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import Apply, Cast
 from lowtide.tile.ir import Accumulate, Buffer
@@ -92,7 +92,7 @@ class Accumulator:
     def _in_registers(self) -> None:
         body = self.body
         outer, inner = body.scopes[self.hold], body.scopes[len(body.order)]
-        levels = self._levels()
+        levels = list(self._levels())
         names: dict[Point, str] = {}
         vector = "i32v" if self.t == "bool" else f"{self.t}v"
         for point in body.points(self.axes):
@@ -104,9 +104,9 @@ class Accumulator:
                 if self.w.fn in ARG:
                     outer.before.append(f"i32v {names[key]}_at = {{0}};")
             acc = names[key]
-            for depth in levels:
-                part = f"{names[key]}_{depth}"
-                start, scope = f"{vector} {part} = {self.neutral};", body.scopes[depth]
+            for label, scope in levels:
+                part = f"{names[key]}_{label}"
+                start = f"{vector} {part} = {self.neutral};"
                 if start not in scope.before:
                     scope.before.append(start)
                     scope.after.insert(0, f"{acc} += {part};")
@@ -119,13 +119,17 @@ class Accumulator:
             self._write_back(key, group, outer.after)
         self._write_vectors(outer.after)
 
-    def _levels(self) -> list[int]:
-        """Return the depths of loops with a partial sum of their own, as the schedule says: in a
-        float sum, except the outermost reduced loop."""
+    def _levels(self) -> Iterator[tuple[str, Scope]]:
+        """Yield the scopes around loops with a partial sum of their own, as the schedule says: in a
+        float sum, those of the outermost reduced loop's blocks and those inside."""
         if self.fn != "sum" or self.t not in ("f32", "f64"):
-            return []
+            return
         order, parts = self.body.order, self.body.nest.parts
-        return [d for d in range(self.hold + 1, len(order)) if order[d] in parts]
+        for d in range(self.hold, len(order)):
+            if d > self.hold and order[d] in parts:
+                yield f"{d}", self.body.scopes[d]
+            if d in self.body.blocks:
+                yield f"b{d}", self.body.blocks[d]
 
     def _update(self, acc: str, point: Point, lines: list[str]) -> None:
         w = self.w
