@@ -40,6 +40,20 @@ _AS_ARGUMENT: Final[dict[Any, int]] = {
 }
 _CONTIGUOUS: Final = frozenset({
     aten.log_sigmoid_forward.default, aten.rrelu_with_noise.default, aten.glu_backward.default,
+    aten.pow.Scalar,
+})  # fmt: skip
+# The first result is channels-last if the first argument is, else contiguous.
+_BATCH_NORMS: Final = frozenset({
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
+})  # fmt: skip
+# The result lies as the sum of the two operands does. On meta it is PyTorch's decomposition that
+# chooses the order of dims, by other operands than the kernels do.
+_AS_SUM: Final = frozenset({
+    aten.floor_divide.default, aten.div.Tensor_mode, aten.copysign.Tensor, aten.xlogy.Tensor,
+    aten.special_xlog1py.default, aten.logaddexp.default, aten.logaddexp2.default,
+    aten.heaviside.default, aten.logical_and.default, aten.logical_or.default,
+    aten.logical_xor.default, aten.complex.default, aten.polar.default,
 })  # fmt: skip
 
 
@@ -57,7 +71,27 @@ def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
         return _convolved(args, result)
     if func is aten.roll.default:
         return _rolled(result, *args)
+    if func in _BATCH_NORMS:
+        layout = LAYOUTS[args[0].dim()] if is_channels_last(args[0]) else torch.contiguous_format
+        return _in_order(result[0], layout), *result[1:]
+    if func in _AS_SUM:
+        return _as_sum(result, *args[:2])
+    if func is aten.binary_cross_entropy.default and result.shape == args[0].shape:
+        return torch.empty_like(args[0], dtype=result.dtype)
     return result
+
+
+def _as_sum(result: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the result with the strides of x + y; a reduction of it as it is."""
+    plain = (
+        torch.empty_strided(v.shape, v.stride(), dtype=torch.float32, device="meta") for v in (x, y)
+    )
+    wanted = aten.add.Tensor(*plain)
+    if wanted.shape != result.shape or wanted.stride() == result.stride():
+        return result
+    return torch.empty_strided(
+        wanted.shape, wanted.stride(), dtype=result.dtype, device=result.device
+    )
 
 
 def _rolled(result: Tensor, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:

@@ -85,6 +85,7 @@ def _cast_number(b: Builder, value: Number, dtype: DType) -> Expr:
 
 # ---- of given sizes ---------------------------------------------------------------------------
 
+_MOST_ELEMENTS: Final = 2.0**62
 _VALUE: Final = {"zeros": 0, "ones": 1, "empty": 0}
 
 
@@ -230,13 +231,16 @@ def _arange(b: Builder, start: Number, end: Number, step: Number, options: Seque
     first, last, by = (_plain_float(v) for v in numbers)
     if by == 0 or not record.is_float or (last - first) / by < 0:
         raise Unsupported("arange of no floats, or of floats as ints")
+    count = (last - first) / by
+    if not count < _MOST_ELEMENTS:
+        raise Unsupported("arange of NaN, or of infinitely many floats")
     within = dtypes.f64
 
     def body(idx: tuple[Index, ...]) -> Expr:
         i = Term(b, b.cast(b.at(idx[0]), within))
         return (first + i * by).cast(record).expr
 
-    return b.tensor([math.ceil((last - first) / by)], record, body)
+    return b.tensor([math.ceil(count)], record, body)
 
 
 def _plain_float(v: Number) -> float:

@@ -147,7 +147,8 @@ def lower_embedding(
     "(tensor: Tensor, num_classes: int = -1) -> Tensor",
     "F.one_hot",
     kind="pointwise",
-    eager=lambda tensor, num_classes: torch.nn.functional.one_hot(tensor, num_classes),
+    # contiguous on the CPU in any case, but not on the meta device
+    eager=lambda tensor, num_classes: torch.nn.functional.one_hot(tensor, num_classes).contiguous(),
 )
 def lower_one_hot(b: Builder, index: Val, num_classes: Any) -> Val:
     """1 at the class, else 0; the number of classes must be given."""

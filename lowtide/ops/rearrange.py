@@ -60,6 +60,8 @@ def lower_fliplr(b: Builder, x: Val) -> Val:
 )
 def lower_flipud(b: Builder, x: Val) -> Val:
     """Dim 0 backwards."""
+    if not x.ndim:
+        raise b.error("flipud of no dim")
     return lower_flip(b, x, [0])
 
 

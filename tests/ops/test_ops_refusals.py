@@ -88,6 +88,10 @@ ARGUMENTS = [
     "x.flip(0, 0)",
     "x.flip(0, -2)",
     "x.clamp()",
+    "x[0, 0].flipud()",
+    "torch.arange(float('nan'))",
+    "torch.arange(0.0, float('inf'))",
+    "torch.arange(0.0, 1e30)",
 ]
 
 

@@ -410,3 +410,29 @@ def test_a_made_tensor_turned_lies_turned() -> None:
         return torch.cat([x, torch.ones(2, 5)], 0).T
 
     assert lt.script(joined_and_turned)(torch.rand(3, 5)).stride() == (1, 5)
+
+
+def of_two_orders(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """`x` is turned, `y` is contiguous, and so is `row`, which is repeated along `x`."""
+    row = y[0, 0]
+    quotients = x // y, y // x, torch.div(y, x, rounding_mode="floor")
+    logs = torch.xlogy(y, x), torch.special.xlog1py(y, x), torch.logaddexp(row, x)
+    signs = torch.copysign(y, x), torch.copysign(x, y), torch.heaviside(row, x)
+    losses = [F.binary_cross_entropy(a / 9, b / 9, reduction="none") for a, b in ((x, y), (y, x))]
+    return *quotients, *logs, *signs, *losses, torch.logical_and(row, x), torch.logical_xor(row, x)
+
+
+def of_one_order(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    bits = torch.eye(2, dtype=torch.int64)[:, :, None].expand(2, 2, 2).transpose(0, 2)
+    norms = F.batch_norm(x, None, None, training=True), F.batch_norm(x, y[0, 0, :5], y[0, 1, :5])
+    return 2**x, 2.5**x, F.one_hot(bits, 3), *norms
+
+
+@pytest.mark.parametrize("fn", [of_two_orders, of_one_order])
+def test_what_pytorch_decomposes_on_meta_lies_as_on_the_cpu(fn: Callable[..., Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(4, 6, 5, generator=generator).transpose(1, 2) + 1
+    y = torch.rand(4, 5, 6, generator=generator) + 1
+    for got, want in zip(lt.script(fn)(x, y), fn(x, y), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
