@@ -100,7 +100,7 @@ class _Planner:
         body: list[Stmt] = []
         scope = _Scope()
         for level in sorted(by_level):
-            self._emit(by_level[level], (), body, scope)
+            self._emit(sorted(by_level[level], key=_is_stored_sum), (), body, scope)
         combines = [
             Combine(buffer=self.values[n], target=n, axes=d.axes)
             for n, d in self.a.reductions.items()
@@ -403,24 +403,43 @@ class _Planner:
         self._add(nest, body, scope)
 
     def _add(self, nest: Nest, body: list[Stmt], scope: _Scope) -> None:
-        """Append, or join the nest before where both run over the same points. What is filled
-        between the two is filled before."""
-        k = next((k for k in range(len(body), 0, -1) if not isinstance(body[k - 1], Fill)), 0)
-        last, fills = body[k - 1] if k else None, body[k:]
-        if isinstance(last, Nest) and _joins(last, nest) and not self._uses(last, fills):
-            last.writes.extend(nest.writes)
-            last.reads.update(nest.reads)
-            body[k - 1 :] = [*fills, last]
-            return
+        """Append, or join an earlier nest that runs over the same points: then what stands between
+        the two, and has nothing to do with the first, is done before it."""
+        between_reads, between_writes = set[str](), set[str]()
+        reads, writes = self._used(nest)
+        for k in range(len(body) - 1, -1, -1):
+            first = body[k]
+            if isinstance(first, Sweep):
+                break
+            first_reads, first_writes = self._used(first)
+            if first_writes & (between_reads | between_writes) or first_reads & between_writes:
+                break
+            is_apart = not (first_writes & (reads | writes) or first_reads & writes)
+            if isinstance(first, Nest) and is_apart and _same_loops(first, nest):
+                first.writes.extend(nest.writes)
+                first.reads.update(nest.reads)
+                body[k:] = [*body[k + 1 :], first]
+                return
+            between_reads |= first_reads
+            between_writes |= first_writes
         body.append(nest)
 
-    def _uses(self, nest: Nest, fills: list[Stmt]) -> bool:
-        """Does a nest read or write a buffer that is filled behind it?"""
-        read = (x.source for w in nest.writes for x in ex.loads(w.expr))
-        used = [*_buffers(nest), *nest.reads.values()]
-        used += [self.values[n] for n in read if n in self.values]
-        used += [b.twin for b in used if b.twin is not None]
-        return any(f.buffer is b for f in fills if isinstance(f, Fill) for b in used)
+    def _used(self, stmt: Fill | Nest) -> tuple[set[str], set[str]]:
+        """The names of the buffers and tensors that a statement reads, and those it writes."""
+        if isinstance(stmt, Fill):
+            return set(), {stmt.buffer.name}
+        buffers = [w.buffer for w in stmt.writes if not isinstance(w, Store)]
+        buffers += [b.twin for b in buffers if b.twin]
+        writes = {b.name for b in buffers} | {w.target for w in stmt.writes if isinstance(w, Store)}
+        loaded = {load.source for w in stmt.writes for load in ex.loads(w.expr)}
+        held = [self.values[n] for n in loaded if n in self.values] + [*stmt.reads.values()]
+        held += [b.twin for b in held if b.twin]
+        return loaded | {b.name for b in held}, writes
+
+
+def _is_stored_sum(item: Item) -> bool:
+    """What is only read from its buffer comes last, so that nests of sums stand together."""
+    return item.kind == "store" and isinstance(item.d.expr, Reduce)
 
 
 def _share_work(first: Expr, second: Expr) -> bool:
@@ -442,22 +461,9 @@ def _single_store(d: Def) -> Nest:
     return Nest(axes=(), writes=[Store(target=d.name, index=zero, expr=d.expr)])
 
 
-def _joins(first: Nest, second: Nest) -> bool:
-    if set(first.axes) != set(second.axes) or first.full != second.full:
-        return False
-    if first.vector is not second.vector:
-        return False
-    written = {w.buffer.name for w in first.writes if not isinstance(w, Store)}
-    written |= {b.twin.name for b in _buffers(first) if b.twin}
-    read = {load.source for w in second.writes for load in ex.loads(w.expr)}
-    targets = {w.buffer.name for w in second.writes if not isinstance(w, Store)}
-    if written & (read | targets):
-        return False
-    return not any(b.name in written for b in second.reads.values())
-
-
-def _buffers(nest: Nest) -> list[Buffer]:
-    return [w.buffer for w in nest.writes if not isinstance(w, Store)]
+def _same_loops(first: Nest, second: Nest) -> bool:
+    is_alike = first.full == second.full and first.vector is second.vector
+    return is_alike and set(first.axes) == set(second.axes)
 
 
 def _last(kept: tuple[Axis, ...], item: Item, ctx: Context) -> Axis | None:

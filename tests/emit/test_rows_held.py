@@ -55,6 +55,25 @@ def test_nests_of_the_same_points_are_one() -> None:
     assert text.count("nest (") == 2, text
 
 
+def test_sums_that_are_stored_share_a_nest() -> None:
+    """Four sums of the gradient of a norm; what is computed for one of them stands between."""
+
+    def gated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.silu(F.group_norm(x, 4, w, b))
+
+    args = [torch.randn(s, requires_grad=True) for s in ((2, 32, 32, 32), (32,), (32,))]
+    text = stage(gated, "backward tile program", *args)
+    first, _ = text.split("kernel k1")
+    assert first.count("= sum[") == 4
+    sums = [nest for nest in first.split("  nest (") if "= sum[" in nest]
+    assert len(sums) == 1, text
+    got = torch.autograd.grad(lt.script(gated)(*args).sum(), args)
+    wide = [a.detach().double().requires_grad_() for a in args]
+    want = torch.autograd.grad(gated(*wide).sum(), wide)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("by", "start", "step"), [(32, 0, 0), (16, 16, 0), (24, 0, None), (32, 3, None), (8, 0, None)]
 )
