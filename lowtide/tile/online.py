@@ -7,6 +7,8 @@ Out: the sums that may be stored at the scale of the running maximum `m`, and th
     m = max[j](s)                        for each tile of j:  old = m;  m = max(m, max of the tile)
     l = sum[j](exp(s - m) * g)    ->        l = l * exp(old - m) + sum of exp(s - m) * g
 
+The program may read 0 in the place of a maximum of -inf, as attention does.
+
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018. The maximum is
 -inf while all values were -inf; nothing was added yet, and 0 is used in its place. Weights are at
 most 1 at any moment, so sums overflow only if a |g| exceeds the largest float over n.
@@ -69,11 +71,15 @@ def _is_exp(e: Expr, m: str, s: Expr) -> bool:
     inner = e.args[0]
     if not (isinstance(inner, Apply) and inner.fn == "sub"):
         return False
-    return inner.args[0] is s and isinstance(inner.args[1], Load) and inner.args[1].source == m
+    largest = inner.args[1]
+    is_m = any(x.source == m and largest in (x, _or_zero(x, x)) for x in ex.loads(largest))
+    return inner.args[0] is s and is_m
 
 
 def guarded(e: Expr, m: str) -> Expr:
     """Reads of the running maximum give 0 while it is -inf: exp(-inf - 0) is 0, as it should be."""
+    if is_guarded(e, m):
+        return e
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source == m:
@@ -81,6 +87,12 @@ def guarded(e: Expr, m: str) -> Expr:
         return None
 
     return Rewriter(visit)(e)
+
+
+def is_guarded(e: Expr, m: str) -> bool:
+    """Does the program itself read 0 where the maximum is -inf?"""
+    safe = {_or_zero(x, x) for x in ex.loads(e) if x.source == m}
+    return any(node in safe for node in ex.walk(e))
 
 
 def factor(old: Expr, new: Expr) -> Expr:

@@ -199,7 +199,7 @@ class _Planner:
             for item in together:
                 if item.kind == "reduce" and self._outlives(item, axis):
                     scope.ready.add(item.name)
-                if item.kind == "reduce" and set(item.over).isdisjoint(path):
+                if axis in item.over and set(item.over).isdisjoint(path):
                     self._nan_where_all_is_low(item, body, scope)
 
     def _outlives(self, item: Item, axis: Axis) -> bool:
@@ -391,7 +391,7 @@ class _Planner:
     def _nan_where_all_is_low(self, item: Item, body: list[Stmt], scope: _Scope) -> None:
         """A sum that has followed a maximum: NaN where that is -inf, as exp(-inf - -inf) is."""
         m = self.a.rescaled.get(item.name)
-        if m is None:
+        if m is None or online.is_guarded(item.body, m):
             return
         acc, defs = self.values[item.name], (self.a.defs[item.name], self.a.defs[m])
         total, most = (

@@ -6,6 +6,7 @@ In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an int
            y = t * x
     s = t * 2; for i: t = sum[i](x)       rule broken: t is read before anything made it
     for j: s = exp(b[j]);  for j: y = s   rule broken: the tile of s is gone when it is read
+    for j: s = exp(b[j]);  s = 2 * s      rule broken: the buffer of s is as long as a tile of j
     t = 0; t[[n[i]]] += x[i]              rule broken: another task may add before this one begins t
 """
 
@@ -27,6 +28,7 @@ from lowtide.tile.ir import (
     Sweep,
     Write,
     reached,
+    sweeps,
 )
 
 Path = tuple[Sweep, ...]
@@ -56,6 +58,14 @@ def verify(kernel: Kernel) -> None:
         for w in stmt.writes:
             if not isinstance(w, Store):
                 past[w.buffer.name].append(_Event(around, w))
+    swept = {s.axis for s in sweeps(kernel.body)}
+    for stmt, around in _in_order(kernel.body):
+        for w in stmt.writes if isinstance(stmt, Nest) else ():
+            within = {s.axis for s in around}
+            if not isinstance(w, Store) and (swept - within - w.buffer.whole) & {*w.buffer.axes}:
+                raise VerifyError(
+                    f"kernel {kernel.name} writes more than a tile of {w.buffer.name}"
+                )
 
 
 def _in_order(body: list[Stmt], around: Path = ()) -> Iterator[tuple[Nest | Fill, Path]]:

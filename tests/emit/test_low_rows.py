@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
@@ -36,6 +37,24 @@ def test_as_in_pytorch(fn: Callable[[Tensor], Tensor], rows: int, columns: int) 
     x = torch.randn(rows, columns)
     x[0, : columns // 2], x[1], x[2, 1] = -math.inf, -math.inf, math.inf
     torch.testing.assert_close(lt.script(fn)(x), fn(x), equal_nan=True)
+
+
+def scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("fn", [scores, masked])
+def test_long_rows_are_swept(fn: Callable[..., Tensor]) -> None:
+    """Many rows and many columns: both are swept tile by tile, and the maximum is followed."""
+    torch.manual_seed(0)
+    given = [torch.randn(1, 2, 700, 40) for _ in range(3)]
+    stages = dict(lt.script(fn).stages(*given))
+    assert "_scale = " in stages["tile program"]
+    torch.testing.assert_close(lt.script(fn)(*given), fn(*given), rtol=1e-4, atol=1e-5)
 
 
 def test_no_columns() -> None:

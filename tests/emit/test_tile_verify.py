@@ -82,3 +82,10 @@ def test_what_others_may_still_begin() -> None:
     kernel.body.append(Nest(axes=(), writes=[Store(target=written, index=place.index, expr=add)]))
     with pytest.raises(VerifyError, match="which it stores"):
         verify(kernel)
+
+
+def test_more_than_a_tile() -> None:
+    kernel, _, terms = tile_of_product()
+    kernel.body.append(terms.body[0])
+    with pytest.raises(VerifyError, match="more than a tile"):
+        verify(kernel)
