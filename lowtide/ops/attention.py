@@ -30,6 +30,8 @@ from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index
 
+LONG = 1024  # rows and columns, from which skipping half of them outweighs fused neighbours
+
 
 @op(
     "scaled_dot_product_attention",
@@ -67,6 +69,10 @@ def lower_attention(
     if not b.at_least(length, 1) or not b.at_least(depth, 1):
         raise Unsupported("attention over nothing")
     batch = broadcast(b, q.shape[:-2], key.shape[:-2], value.shape[:-2])
+    if is_causal and _has_skipping_kernel(b, q, key, value):
+        raise Unsupported(
+            "long causal attention: PyTorch's kernel skips the blocks that are masked"
+        )
     nb = len(batch)
     shape: list[Size] = [*batch, q.shape[-2], length]
     if mask is not None:
@@ -121,6 +127,17 @@ def lower_attention(
         return (total / Term(b, b.load(mass, [*row, as_index(0)]))).expr
 
     return b.tensor([*batch, q.shape[-2], width], dtype, body)
+
+
+def _has_skipping_kernel(b: Builder, q: Val, key: Val, value: Val) -> bool:
+    """Does PyTorch run the CPU kernel that leaves out what the mask hides, half of many scores?"""
+    alike = all(
+        x.ndim == 4
+        and all(map(b.equal, x.shape[:2], q.shape[:2]))
+        and b.equal(x.shape[3], q.shape[3])
+        for x in (q, key, value)
+    )
+    return b.device.type == "cpu" and alike and all(b.at_least(x.shape[2], LONG) for x in (q, key))
 
 
 def _default_scale(b: Builder, like: Term, depth: Size) -> Term:

@@ -63,7 +63,6 @@ from lowtide.tile.items import (
 )
 from lowtide.tile.lanes import lanes_of
 from lowtide.tile.lines import along_lines, tasks
-from lowtide.tile.online import waits
 from lowtide.tile.target import Target
 
 ROWS_STEPS = (24, 8, 4, 1)  # whole blocks of 4, 6, 8, 12 rows, of 4, 8, …; along the lanes, vectors
@@ -156,11 +155,11 @@ class Arrangement:
         self._bound_accumulators()
         for item in self.all_items():
             item.chain = self._chain(item.loops)
-        self.rescaled = online.rescaled(self.reductions, self._can_follow)
+        self.rescaled = online.rescaled(self.reductions, self._sweeps)
         self.levels = self._levels()
-        self.rescaled = {  # those that another sweep waits for may as well wait for the maximum
-            n: m for n, m in self.rescaled.items() if self.levels[n] == self.levels[m]
-        }
+        # those that another sweep waits for may as well wait for the maximum
+        alike = ((n, m) for n, m in self.rescaled.items() if self.levels[n] == self.levels[m])
+        self.rescaled = dict(alike)
         self.held = self._held()
         for item in self.all_items():
             inside = self.held_in(item.body)
@@ -334,9 +333,10 @@ class Arrangement:
     def grid_axes(self) -> frozenset[Axis]:
         return frozenset(t.axis for t in self.grid)
 
-    def _can_follow(self, d: Def) -> bool:
-        """May it be rescaled, or be what is followed: one tile after another, to the end?"""
-        return not self._is_local(d) and not self.tiles.keys().isdisjoint(reduced_axes(d))
+    def _sweeps(self, d: Def) -> tuple[Axis, ...] | None:
+        """Within which it is summed up tile by tile, to the end; None if it is not."""
+        is_tiled = not self.tiles.keys().isdisjoint(reduced_axes(d))
+        return self.prefix(reduce_item(d)) if is_tiled and not self._is_local(d) else None
 
     def per_thread(self, d: Def) -> bool:
         return bool(set(reduced_axes(d)) & self.grid_axes())
@@ -428,7 +428,7 @@ class Arrangement:
         swept = set(own_axes(d)) - self.grid_axes()
         readers = [u for u in self.defs.values() if d.name in sources(u)]
         first = {u.name for u in readers if swept & set(reduced_axes(u))}
-        return any(waits(u, first, self.defs, {}) for u in readers)
+        return any(online.waits(u, first, self.defs, {}) for u in readers)
 
     def _known(self, a: Axis) -> float:
         """An extent that stays the same: of the axes of a state, as far as one can tell."""

@@ -17,7 +17,7 @@ most 1 at any moment, so sums overflow only if a |g| exceeds the largest float o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 
 from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
@@ -26,15 +26,17 @@ from lowtide.texpr.index import Index
 from lowtide.tile.axes import sources
 
 
-def rescaled(reductions: Mapping[str, Def], can_follow: Callable[[Def], bool]) -> dict[str, str]:
-    """Sum → maximum, for the sums that can follow it in the same sweep."""
+def rescaled(
+    reductions: Mapping[str, Def], sweeps: Callable[[Def], Hashable | None]
+) -> dict[str, str]:
+    """Sum → maximum, for the sums that can follow it within the same `sweeps`."""
     found: dict[str, str] = {}
     for name, d in reductions.items():
         assert isinstance(d.expr, Reduce)
-        if d.expr.fn != "sum" or not d.dtype.is_float or not can_follow(d):
+        if d.expr.fn != "sum" or not d.dtype.is_float or (within := sweeps(d)) is None:
             continue
         for m_name, m in reductions.items():
-            if not isinstance(m.expr, Reduce) or m.expr.fn != "max" or not can_follow(m):
+            if not isinstance(m.expr, Reduce) or m.expr.fn != "max" or sweeps(m) != within:
                 continue
             if set(m.expr.axes) == set(d.expr.axes) and _follows(d.expr.body, m_name, m.expr.body):
                 found[name] = m_name

@@ -65,3 +65,15 @@ def test_no_columns() -> None:
     for n in (600, 0):
         x, v = torch.randn(40, 8), torch.randn(n, 8)
         torch.testing.assert_close(compiled(x, v), weights(x, v), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [128, 300])
+def test_a_sum_in_tiles_of_its_own_waits_for_the_maximum(length: int) -> None:
+    """The scores are stored; the weighted sum has tiles of columns around its sweep."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 4, length, 64) for _ in range(3)]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v)
+
+    torch.testing.assert_close(lt.script(attend)(*given), attend(*given), rtol=1e-4, atol=1e-5)
