@@ -22,8 +22,9 @@ from lowtide.ir.dtypes import BY_NAME
 from lowtide.runtime import rates
 from lowtide.texpr.parser import parse_program
 
-_LEAST_S: Final = 0.02  # seconds of calls for each measurement, and …
-_FEWEST: Final = 3  # … calls
+_LEAST_S: Final = 0.05  # seconds of calls for each measurement, and …
+_FEWEST: Final = 6  # … calls of each
+_MOST_APART: Final = 6.0  # a product by the library and by a kernel; else the machine was busy
 _COPIED_BYTES: Final = 32 << 20
 _lock = threading.Lock()
 _PROGRAM = """\
@@ -54,19 +55,25 @@ def ensure_measured(dtypes: Iterable[str]) -> None:
 
 def _keep_measured(dtype: str, known: rates.Rates) -> None:
     with contextlib.suppress(LowtideError):  # without a compiler no kernel runs
-        rates.keep(_measured(dtype, known))
+        found, is_sure = _measured(dtype, known)
+        (rates.keep if is_sure else rates.use)(found)
 
 
-def _measured(dtype: str, known: rates.Rates) -> rates.Rates:
-    """The table with rows for a dtype."""
-    library, kernels = {**known.library}, {**known.kernels}
+def _measured(dtype: str, known: rates.Rates) -> tuple[rates.Rates, bool]:
+    """The table with rows for a dtype, and whether the machine had time to measure them. Where it
+    had not, a row has equal rates."""
+    library, kernels, is_sure = {**known.library}, {**known.kernels}, True
     for name, sizes in rates.SHAPES.items():
         kind = f"{dtype} {name}"
-        library[kind], kernels[kind] = _of_product(dtype, *sizes)
+        found = _of_product(dtype, *sizes)
+        if max(found) > _MOST_APART * min(found):
+            found, is_sure = (max(found), max(found)), False
+        library[kind], kernels[kind] = found
     copied = torch.ones(_COPIED_BYTES // 4)
     other = torch.empty_like(copied)
-    rate = 2.0 * _COPIED_BYTES / _least_ns(lambda: other.copy_(copied))
-    return rates.Rates(library=library, kernels=kernels, bytes_per_ns=rate)
+    (copy_ns,) = _least_ns(lambda: other.copy_(copied))
+    rate = 2.0 * _COPIED_BYTES / copy_ns
+    return rates.Rates(library=library, kernels=kernels, bytes_per_ns=rate), is_sure
 
 
 def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> tuple[float, float]:
@@ -83,18 +90,22 @@ def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> 
     out = torch.empty(batch, rows, columns, dtype=x.dtype)
     operations = 2.0 * batch * rows * columns * terms
     with torch.no_grad():
-        library_ns = _least_ns(lambda: torch.bmm(x, w, out=out))
-    kernel_ns = _least_ns(lambda: run([x, w], [*hints.values()], []))
+        library_ns, kernel_ns = _least_ns(
+            lambda: torch.bmm(x, w, out=out), lambda: run([x, w], [*hints.values()], [])
+        )
     return operations / library_ns, operations / kernel_ns
 
 
-def _least_ns(call: Callable[[], object]) -> float:
-    """Return the time of the fastest call; the first call is not timed."""
-    call()
-    found: list[int] = []
-    begun = time.perf_counter()
-    while len(found) < _FEWEST or time.perf_counter() - begun < _LEAST_S:
-        start = time.perf_counter_ns()
+def _least_ns(*calls: Callable[[], object]) -> list[float]:
+    """Return the time of each one's fastest call, made in turns; the first calls are not timed."""
+    for call in calls:
         call()
-        found.append(time.perf_counter_ns() - start)
-    return float(max(min(found), 1))
+    least = [float("inf")] * len(calls)
+    begun, turns = time.perf_counter(), 0
+    while turns < _FEWEST or time.perf_counter() - begun < _LEAST_S * len(calls):
+        for k, call in enumerate(calls):
+            start = time.perf_counter_ns()
+            call()
+            least[k] = min(least[k], max(time.perf_counter_ns() - start, 1))
+        turns += 1
+    return least

@@ -162,3 +162,21 @@ def test_a_question_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not rates.is_measured("f64")
         assert lt.script(doubled_product).memory(x, x).peak_bytes >= 8 * 260 * 260
         assert rates.is_measured("f64")
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_what_a_busy_machine_gives_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    monkeypatch.setattr(rates, "_current", {})
+    monkeypatch.setattr(measured_rates, "_LEAST_S", 0.0)
+    found = (100.0, 1.0 if is_busy else 50.0)
+    monkeypatch.setattr(measured_rates, "_of_product", lambda *_: found)
+    written: list[Any] = []
+    monkeypatch.setattr(facts, "read", lambda kind, key: dict[str, str]())
+    monkeypatch.setattr(facts, "write", lambda kind, key, rows: written.append(rows))
+    with config.override(products=""):
+        measured_rates.ensure_measured(["f32"])
+        assert rates.is_measured("f32")
+        assert rates.is_librarys(product(512, 512, 512)) != is_busy
+    assert bool(written) != is_busy
