@@ -12,12 +12,13 @@ Invariant: a reduction is complete before it is read, unless the reader is resca
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import identity
-from lowtide.texpr.expr import AddAt, Def, Expr, Reduce
+from lowtide.texpr.expr import AddAt, Def, Expr, Load, Reduce
 from lowtide.texpr.index import Axis, Size, as_index, deep_atoms, product
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
@@ -37,6 +38,7 @@ from lowtide.tile.ir import (
 )
 from lowtide.tile.items import (
     ARG,
+    COSTLY,
     Context,
     Item,
     contains_inner,
@@ -46,7 +48,7 @@ from lowtide.tile.items import (
 )
 from lowtide.tile.verify import verify
 
-COSTLY = 4  # operations of a node that two buffers would compute twice
+TWICE = 4  # operations of a node that two buffers would compute twice
 
 
 def plan(arrangement: Arrangement, moving: frozenset[str] = frozenset()) -> Kernel:
@@ -100,7 +102,7 @@ class _Planner:
         body: list[Stmt] = []
         scope = _Scope()
         for level in sorted(by_level):
-            self._emit(sorted(by_level[level], key=_is_stored_sum), (), body, scope)
+            self._emit(by_level[level], (), body, scope)
         combines = [
             Combine(buffer=self.values[n], target=n, axes=d.axes)
             for n, d in self.a.reductions.items()
@@ -270,7 +272,11 @@ class _Planner:
                 for other in later:
                     for x in other.staged:
                         same = self.a.ctx.live(x) & set(other.loops) == points
-                        if same and _share_work(e, x) and self._can_stage(x, path, scope):
+                        if (
+                            same
+                            and _share_work([e], [x], TWICE)
+                            and self._can_stage(x, path, scope)
+                        ):
                             self._stage(x, other, path, body, scope)
 
     def _can_stage(
@@ -403,26 +409,45 @@ class _Planner:
         self._add(nest, body, scope)
 
     def _add(self, nest: Nest, body: list[Stmt], scope: _Scope) -> None:
-        """Append, or join an earlier nest that runs over the same points: then what stands between
-        the two, and has nothing to do with the first, is done before it."""
-        between_reads, between_writes = set[str](), set[str]()
-        reads, writes = self._used(nest)
+        """Append, or join an earlier nest that runs over the same points: the last one, if only
+        fills stand between, else one that has something costly to compute in common with it."""
         for k in range(len(body) - 1, -1, -1):
             first = body[k]
             if isinstance(first, Sweep):
                 break
-            first_reads, first_writes = self._used(first)
-            if first_writes & (between_reads | between_writes) or first_reads & between_writes:
-                break
-            is_apart = not (first_writes & (reads | writes) or first_reads & writes)
-            if isinstance(first, Nest) and is_apart and _same_loops(first, nest):
-                first.writes.extend(nest.writes)
-                first.reads.update(nest.reads)
-                body[k:] = [*body[k + 1 :], first]
-                return
-            between_reads |= first_reads
-            between_writes |= first_writes
+            if isinstance(first, Nest) and _same_loops(first, nest):
+                is_last = all(isinstance(x, Fill) for x in body[k + 1 :])
+                is_last &= _stores_sums(first) == _stores_sums(nest)
+                around = self._around(first, body[k + 1 :], nest)
+                if around and (is_last or _share_work(_exprs(first), _exprs(nest), COSTLY)):
+                    first.writes.extend(nest.writes)
+                    first.reads.update(nest.reads)
+                    body[k:] = [*around[0], first, *around[1]]
+                    return
         body.append(nest)
+
+    def _around(
+        self, first: Nest, between: list[Stmt], nest: Nest
+    ) -> tuple[list[Stmt], list[Stmt]] | None:
+        """What is to be done before the two nests as one, and what after; None if they can't be."""
+        before, after = list[Stmt](), list[Stmt]()
+        if self._conflict(first, nest):
+            return None
+        for x in between:
+            if not any(self._conflict(y, x) for y in (first, *after)):
+                before.append(x)
+            elif not self._conflict(x, nest):
+                after.append(x)
+            else:
+                return None
+        return before, after
+
+    def _conflict(self, first: Stmt, second: Stmt) -> bool:
+        """Does one of them write what the other one reads or writes?"""
+        if isinstance(first, Sweep) or isinstance(second, Sweep):
+            return True
+        (reads, writes), (reads_then, writes_then) = self._used(first), self._used(second)
+        return bool(writes & (reads_then | writes_then) or reads & writes_then)
 
     def _used(self, stmt: Fill | Nest) -> tuple[set[str], set[str]]:
         """The names of the buffers and tensors that a statement reads, and those it writes."""
@@ -437,15 +462,19 @@ class _Planner:
         return loaded | {b.name for b in held}, writes
 
 
-def _is_stored_sum(item: Item) -> bool:
-    """What is only read from its buffer comes last, so that nests of sums stand together."""
-    return item.kind == "store" and isinstance(item.d.expr, Reduce)
+def _share_work(first: Iterable[Expr], second: Iterable[Expr], least: int) -> bool:
+    """Have they a part in common that costs so much?"""
+    known = {e for x in first for e in ex.walk(x)}
+    return any(e in known and node_cost(e) >= least for x in second for e in ex.walk(x))
 
 
-def _share_work(first: Expr, second: Expr) -> bool:
-    """Have they a costly part in common?"""
-    known = set(ex.walk(first))
-    return any(e in known and node_cost(e) >= COSTLY for e in ex.walk(second))
+def _stores_sums(nest: Nest) -> bool:
+    """Does it only copy buffers to memory?"""
+    return all(isinstance(w, Store) and isinstance(w.expr, Load) for w in nest.writes)
+
+
+def _exprs(nest: Nest) -> list[Expr]:
+    return [w.expr for w in nest.writes]
 
 
 def _store_of(item: Item) -> Store:
