@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lowtide.ir import opdefs
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.differentiated import differentiated
 from lowtide.passes.ir_queries import Makers, constant, makers_of, users_of
@@ -52,7 +53,8 @@ def sum_masked(fn: Function) -> Function:
 
 
 def _selects(op: Op) -> bool:
-    return op.name == "torch.getitem" and op.attrs["spec"] == ("tensor",)
+    is_by_one = op.name == "torch.getitem" and op.attrs["spec"] == ("tensor",)
+    return is_by_one and op.operands[1].type == t.TENSOR  # not a list, not None
 
 
 def _sums(op: Op, makers: Makers) -> bool:

@@ -417,7 +417,7 @@ class _Planner:
                 break
             if isinstance(first, Nest) and _same_loops(first, nest):
                 is_last = all(isinstance(x, Fill) for x in body[k + 1 :])
-                is_last &= _stores_sums(first) == _stores_sums(nest)
+                is_last &= not (_stores_sums(first) and _stages(nest))
                 around = self._around(first, body[k + 1 :], nest)
                 if around and (is_last or _share_work(_exprs(first), _exprs(nest), COSTLY)):
                     first.writes.extend(nest.writes)
@@ -471,6 +471,11 @@ def _share_work(first: Iterable[Expr], second: Iterable[Expr], least: int) -> bo
 def _stores_sums(nest: Nest) -> bool:
     """Does it only copy buffers to memory?"""
     return all(isinstance(w, Store) and isinstance(w.expr, Load) for w in nest.writes)
+
+
+def _stages(nest: Nest) -> bool:
+    """Does it fill buffers, which what comes after the stores may read?"""
+    return any(isinstance(w, Stage) for w in nest.writes)
 
 
 def _exprs(nest: Nest) -> list[Expr]:

@@ -311,3 +311,17 @@ def test_an_empty_part_has_a_gradient_of_zeros() -> None:
         lt.script(fn)(x, z).sum().backward()
         assert x.grad is not None
         assert torch.equal(x.grad, torch.zeros(5, 5))
+
+
+def of_chosen_rows(x: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x[[1, 3]].sum(), x[places].sum(), x[mask].sum(), x[[0, -1]].mean()])
+
+
+def test_sums_of_rows_that_a_list_chooses() -> None:
+    """A list was taken for a mask."""
+    args = (
+        torch.randn(5, 3),
+        torch.tensor([1, 1, 4]),
+        torch.tensor([True, False, True, True, False]),
+    )
+    torch.testing.assert_close(lt.script(of_chosen_rows)(*args), of_chosen_rows(*args))
