@@ -6,8 +6,8 @@ in place of the kernels, whose results carry gradients.
     o = exe([a[0], a[1]], sizes, [], a)      forward kernels; inputs and a few values are saved
     loss(o).backward()                       backward kernels, compiled at their first use
 
-PyTorch's engine joins regions. For a gradient of the gradient, the region's ops run again in
-PyTorch, which can differentiate them any number of times.
+PyTorch's engine joins regions. For a gradient of the gradient see `second_order`; PyTorch, which
+can differentiate a region's ops any number of times, runs them again where that does not serve.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -139,26 +139,40 @@ def launched(
     return executable(tensors, sizes, numbers)
 
 
+class Eager(Protocol):
+    """What `by_eager` needs of an `EagerRegion`."""
+
+    @property
+    def live_ins(self) -> Sequence[Any]: ...
+    @property
+    def orders(self) -> Sequence[Order | None]: ...
+    def __call__(self, values: Values) -> list[Any]: ...
+
+
 class Recorder:
     """Has the call signature of the kernels, plus all live-ins as the last argument.
 
     `places`: the position of each tensor of the Program among the live-ins. `copies`: inputs that
     the function may change in place later; the backward pass gets a copy of those it needs.
     `launch` runs the kernels of a backward pass. `gradient` has recorded what it saves.
+    `with_graph` computes gradients that are part of a graph, as `by_eager` does.
     """
 
     def __init__(
         self,
         executable: Any,
         gradient: Gradient,
-        eager: EagerRegion,
+        eager: Eager,
         places: Mapping[str, Place],
         copies: frozenset[str],
         launch: Launch,
+        with_graph: Callable[..., Sequence[Tensor | None]],
     ) -> None:
         ownership.prepare()
         self.executable = executable
         self.launch = launch
+        self.with_graph = with_graph
+        self.seconds: dict[tuple[Any, ...], Any] = {}  # see `second_order`
         self.gradient = gradient
         self.eager = eager
         self.places = places
@@ -197,7 +211,7 @@ class Recorder:
             tensors[k] = copied(tensors[k])
         for k in self.apart:
             tensors[k] = tensors[k].detach()
-        call = _Call(self, sizes, numbers, a)
+        call = Call(self, sizes, numbers, a)
         if written is None:
             return _Region.apply(call, *tensors)
         call.made = []
@@ -234,7 +248,7 @@ def copied(x: Tensor) -> Tensor:
     return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
 
 
-class _Call:
+class Call:
     """One forward run, saved for its backward pass: sizes, numbers, and live-ins, of whose tensors
     it has the sizes only. `aliases`: outputs that the backward pass reads; `versions`: how often
     each had been changed in place."""
@@ -292,7 +306,7 @@ class _Region(FunctionBase):
     """Its `apply` is C's: no transform of torch.func is on where a program runs."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         r = call.recorder
         found = r.executable(tensors, call.sizes, call.numbers)
         count = len(r.results)
@@ -314,7 +328,7 @@ class _Region(FunctionBase):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        call: _Call = ctx.call
+        call: Call = ctx.call
         is_watched = call.rules.is_rehearsal and WATCHED in ctx.metadata
         unshared = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
@@ -334,7 +348,7 @@ class _Region(FunctionBase):
         needed: tuple[bool, ...] = ctx.needs_input_grad
         with watching.aside():
             if torch.is_grad_enabled() or torch_state.in_transform(given):
-                found = _by_eager(call, kept[: len(r.kept)], given, needed)
+                found = r.with_graph(call, kept[: len(r.kept)], given, needed)
             else:
                 found = _by_kernels(call, kept, given, needed, unshared)
         gradients: list[Tensor | None] = [None] * len(needed)
@@ -382,7 +396,7 @@ class _Found:
     dtype: torch.dtype
     place: Place
 
-    def gradient(self, results: list[Any], call: _Call) -> Tensor:
+    def gradient(self, results: list[Any], call: Call) -> Tensor:
         """Return the gradient, in the input's dtype."""
         dense: Tensor | None = results[self.output] if self.output >= 0 else None
         parts = [(results[index], results[values]) for index, values in self.parts]
@@ -397,7 +411,7 @@ class _Found:
 
 
 def _by_kernels(
-    call: _Call,
+    call: Call,
     kept: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
     needed: tuple[bool, ...],
@@ -431,7 +445,7 @@ def _by_kernels(
         way = r.way(needed, tuple(patterns), unchanged, call.sizes)
     except Exception as error:
         survive(error, "the backward pass")
-        return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
+        return by_eager(call, kept[: len(r.kept)], cotangents, needed)
     if way.made.executable is None:
         results = list[Tensor]()
     else:
@@ -441,7 +455,7 @@ def _by_kernels(
         try:
             results = [*r.launch(executable, given, call.sizes, call.numbers)]
         except KernelFault:
-            return _by_eager(call, kept[: len(r.kept)], cotangents, needed)
+            return by_eager(call, kept[: len(r.kept)], cotangents, needed)
     return [
         at.gradient(results, call)
         if isinstance(at, _Found)
@@ -516,9 +530,9 @@ def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _
     return total.to(like.dtype)
 
 
-def _by_eager(
-    call: _Call,
-    inputs: Sequence[Tensor],
+def by_eager(
+    call: Call,
+    inputs: Sequence[Tensor | None],
     cotangents: Sequence[Tensor | None],
     needed: tuple[bool, ...],
 ) -> list[Tensor | None]:

@@ -23,7 +23,7 @@ from lowtide import compiler
 from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.faults import survive
 from lowtide.errors import LowtideError
-from lowtide.execute import backend, eager_threshold, host_code, reuse
+from lowtide.execute import backend, eager_threshold, host_code, reuse, second_order
 from lowtide.execute.autograd_function import (
     EagerRegion,
     Launch,
@@ -211,7 +211,10 @@ class Region:
         live = {v: k for k, v in enumerate(self.live_ins)}
         changed = {live[v] for v in self.changed if v in live}
         copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
-        return Recorder(executable, spec.gradient, spec.again, spec.places, copies, launch)
+        with_graph = second_order.gradients
+        return Recorder(
+            executable, spec.gradient, spec.again, spec.places, copies, launch, with_graph
+        )
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
         """Return the compiled kernels of a specialisation, None if it needs none."""

@@ -1,0 +1,215 @@
+"""Runs a backward pass that is differentiated itself by kernels: gradients of gradients.
+
+In: a call of a region, its saved inputs and the cotangents of its outputs, as part of PyTorch's
+graph. Out: gradients that are part of it, too.
+
+    energy = pairs(x).sum()                       x: [N, 3], N * N distances are never stored
+    forces, = grad(energy, x, create_graph=True)  the backward Program with nothing saved, run as
+                                                  a region of its own: `_Region.apply`
+    loss(forces).backward()                       the backward pass of that Program
+
+PyTorch computes gradients of these again, and whatever has no such Program: what loops carry, sums
+that are added to at places of data, 16-bit floats, and ops that are not in `TWICE`. The formula of
+an op's gradient need not be right beside the place where it was taken: the slope of a norm is 0 at
+0, a product's has a case for zeros. Then the gradient of that formula is not PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from lowtide.diagnostics import debug, stats
+from lowtide.diagnostics.faults import survive
+from lowtide.execute import backend
+from lowtide.execute.autograd_function import Call, Recorder, by_eager
+from lowtide.execute.gradient import Gradient, cotangent_pattern
+from lowtide.specialise.abstract import Place
+from lowtide.texpr import expr as ex
+from lowtide.texpr.autodiff import Backward, given_name
+from lowtide.texpr.build import Unsupported
+from lowtide.texpr.expr import Def, Expr, Load, Program, Rewriter
+from lowtide.texpr.index import row_major
+from lowtide.torch_private import torch_state
+from lowtide.torch_private.tensors import is_zero_tensor
+
+Tensor = torch.Tensor
+_FLOATS: Final = ("f32", "f64")
+# Ops whose second derivatives are PyTorch's also at zeros, ties and kinks
+TWICE: Final = frozenset({
+    "F.log_softmax", "F.softmax", "abs", "add", "addmm", "amax", "amin", "arange", "arange.end",
+    "asinh", "atan", "baddbmm", "bmm", "cat", "chunk", "clone", "contiguous", "cos", "cosh",
+    "cross_entropy", "detach", "diagonal", "div", "einsum", "elu", "eq", "erf", "exp", "exp2",
+    "expand", "expand_as", "expm1", "flatten", "flip", "full_like", "ge", "gelu", "getitem",
+    "group_norm", "gt", "index_select", "layer_norm", "le", "leaky_relu", "linear", "log", "log1p",
+    "log_softmax", "logsumexp", "lt", "masked_fill", "matmul", "max.dim", "maximum", "mean",
+    "min.dim", "minimum", "mish", "mm", "movedim", "mse_loss", "mul", "mv", "narrow", "ne", "neg",
+    "nll_loss", "ones", "ones_like", "outer", "permute", "pow", "reciprocal", "relu", "repeat",
+    "reshape", "roll", "rsqrt", "scaled_dot_product_attention", "select", "sigmoid", "sign",
+    "silu", "sin", "sinh", "softmax", "softplus", "split", "sqrt", "square", "squeeze", "stack",
+    "sub", "sum", "t", "tan", "tanh", "tensordot", "to", "transpose", "tril", "triu", "unbind",
+    "unsqueeze", "var", "view", "where", "zeros", "zeros_like",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Second:
+    """A backward Program as a region. `names`: its tensors; `outputs`: for each gradient that is
+    wanted its output, None where there is no gradient."""
+
+    recorder: Recorder
+    names: tuple[str, ...]
+    outputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EagerBackward:
+    """How PyTorch computes the same, for the gradient of this gradient. The last live-in is the
+    call of the region. `picked`: for each result the input whose gradient it is."""
+
+    of: Recorder
+    names: tuple[str, ...]
+    needed: tuple[bool, ...]
+    picked: tuple[int, ...]
+    orders: tuple[None, ...]
+
+    @property
+    def live_ins(self) -> range:
+        return range(len(self.names) + 1)
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        *tensors, call = values
+        known: dict[str, Tensor] = dict(zip(self.names, tensors, strict=True))
+        g = self.of.gradient
+        inputs = [known.get(n) for n in g.saved_inputs]
+        cotangents = [known.get(given_name(n)) for n in g.program.results]
+        found = by_eager(call, inputs, cotangents, self.needed)
+        return [found[k] for k in self.picked]
+
+
+def gradients(
+    call: Call,
+    kept: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    needed: tuple[bool, ...],
+) -> Sequence[Tensor | None]:
+    """Return the gradients of the wanted inputs, see `by_eager`."""
+    if torch_state.in_transform(cotangents):
+        return by_eager(call, kept, cotangents, needed)
+    r = call.recorder
+    key = needed, tuple(c is not None for c in cotangents)
+    if key not in r.seconds:
+        try:
+            r.seconds[key] = _second(r, *key, call.sizes)
+        except Exception as error:
+            survive(error, "the gradient of a gradient")
+            r.seconds[key] = None
+    second: Second | None = r.seconds[key]
+    if second is None:
+        return by_eager(call, kept, cotangents, needed)
+    g = r.gradient
+    known = dict(zip(g.saved_inputs, kept, strict=True))
+    for name, c in zip(g.program.results, cotangents, strict=True):
+        if c is not None:
+            known[given_name(name)] = _dense(c)
+    tensors = [known[n] for n in second.names]
+    found = second.recorder([*tensors], call.sizes, call.numbers, [*tensors, call])
+    return [None if k is None else found[k] for k in second.outputs]
+
+
+def _dense(c: Tensor) -> Tensor:
+    if is_zero_tensor(c) or c.is_neg():
+        c, _ = cotangent_pattern(c)
+    return c.contiguous()
+
+
+def _second(
+    r: Recorder, needed: tuple[bool, ...], has_cotangent: tuple[bool, ...], sizes: Sequence[int]
+) -> Second | None:
+    g = r.gradient
+    wanted = [n for n, k in zip(g.wanted, r.wanted, strict=True) if needed[1 + k]]
+    given = {
+        n: row_major(g.diff.shape(n))
+        for n, is_given in zip(g.program.results, has_cotangent, strict=True)
+        if is_given
+    }
+    ops = {d.op for d in g.diff.defs.values() if d.op and d.dtype.is_float}
+    if g.in_place_of or not ops <= TWICE:
+        return None
+    made = g.diff.backward(wanted, given)
+    if not _is_plain(made):
+        return None
+    program, names = _apart(made.program, g.diff.defs)
+    floats = [n for n, x in program.inputs.items() if x.dtype.is_float]
+    try:
+        own = Gradient(program, floats, g.names, g.scalars, g.machine, g.tiles, f"{g.name} again")
+    except Unsupported:
+        return None
+    if not own.exists:
+        return None
+    stats.count("compiles")
+    hints = dict(zip(g.names, sizes, strict=True))
+    recorded = own.record(hints)
+
+    def compiled() -> Any:
+        return backend.compile_program(
+            recorded,
+            symbols=g.names,
+            scalars=g.scalars,
+            hints=hints,
+            machine=g.machine,
+            tiles=g.tiles,
+        )
+
+    executable = debug.planned(own.name, compiled, hints)
+    executable.write()
+
+    def run(tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]) -> Any:
+        return r.launch(executable, tensors, sizes, numbers)
+
+    results = program.results
+    outputs = [made.gradients.get(n) if n in wanted else None for n in g.wanted]
+    places = [results.index(names.get(n, n)) if n else None for n in outputs]
+    tensors = tuple(program.inputs)
+    eager = _EagerBackward(
+        of=r,
+        names=tensors,
+        needed=needed,
+        picked=tuple(places.index(k) for k in range(len(results))),
+        orders=(None,) * len(results),
+    )
+    at = {n: Place(position=k, path=()) for k, n in enumerate(tensors)}
+    recorder = Recorder(run, own, eager, at, frozenset(), r.launch, by_eager)
+    return Second(recorder=recorder, names=tensors, outputs=tuple(places))
+
+
+def _is_plain(made: Backward) -> bool:
+    """Whether each gradient is a value of its own, computed without loops, in 32 or 64 bits."""
+    p = made.program
+    values = [*p.inputs.values(), *p.defs.values()]
+    is_simple = not (
+        made.scatters or p.delays or p.checks or any(d.adds_to for d in p.defs.values())
+    )
+    return is_simple and all(not x.dtype.is_float or x.dtype.name in _FLOATS for x in values)
+
+
+def _apart(program: Program, forward: Container[str]) -> tuple[Program, Mapping[str, str]]:
+    """Return the Program without names that its own backward Program would use. What is not of the
+    `forward` Program is of no op: rules for the gradient of an op don't hold for that gradient."""
+    names = {n: f"d_{n}" for n in program.defs}
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in names:
+            return ex.load(names[node.source], node.index, node.dtype)
+        return None
+
+    rewritten = Rewriter(visit)
+    defs: dict[str, Def] = {
+        names[n]: replace(d, name=names[n], expr=rewritten(d.expr), op=d.op if n in forward else "")
+        for n, d in program.defs.items()
+    }
+    outputs = [names.get(n, n) for n in program.outputs]
+    return replace(program, defs=defs, outputs=outputs), names
