@@ -154,8 +154,8 @@ with its backward pass.
 
 {table}
 
-Where Lowtide holds as much as PyTorch, an op in the program stores the pairs: a write at indices
-that are data, or a second derivative, which runs in PyTorch.
+Where Lowtide holds as much as PyTorch, an op in the program stores the pairs, such as a
+write at indices that are data.
 [memory.md](memory.md#no-tensor-of-pairs) says what is cut into chunks.
 
 ```python
