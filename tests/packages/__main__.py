@@ -79,6 +79,7 @@ def main() -> int:
     console.print(table(rows))
     if options.write:
         PAGE.write_text(HEAD + markdown(rows))
+    print("\n".join(summary(rows)))
     return int(any(row.failures(row.lowtide) for row in rows))
 
 
@@ -105,6 +106,15 @@ def table(rows: list[Row]) -> Table:
         scores = (row.score(low), row.score(row.torch), str(low.compiled))
         made.add_row(case.name, row.plain.version, case.what, *scores)
     return made
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """What failed, a line for each part as `tests.full` reads it, and how many parts are equal."""
+    failed = [f"FAILED {r.case.name}::{part}" for r in rows for part in r.failures(r.lowtide)]
+    total = sum(row.parts() for row in rows)
+    good = total - sum(len(r.failures(r.lowtide)) for r in rows if not r.lowtide.broken)
+    good -= sum(row.parts() for row in rows if row.lowtide.broken)
+    return [*failed, f"{good} of {total} parts of {len(rows)} packages are equal to plain Python"]
 
 
 def markdown(rows: list[Row]) -> str:
