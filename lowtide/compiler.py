@@ -52,7 +52,7 @@ from lowtide.specialise.near_constants import with_near_constants
 from lowtide.specialise.specialise import specialise
 from lowtide.texpr.autodiff import differentiated
 from lowtide.texpr.expr import Program
-from lowtide.texpr.library import operands_stored
+from lowtide.texpr.library import Product, operands_stored
 from lowtide.texpr.long_folds import in_two_steps
 from lowtide.texpr.normalise import normalise
 from lowtide.texpr.partition import partition as parts
@@ -116,13 +116,13 @@ def fused(
     """Normalise a part and group its definitions, one kernel a group. `hints`: likely sizes;
     `blocks`: for Triton; `is_step`: of a loop; `once`: values that no second kernel recomputes."""
     normal = normalise(program, hints)
-    alone = NONE
+    alone, made = NONE, dict[str, Product]()
     if blocks:
         normal = products_apart(in_two_steps(normal, hints), hints)
     elif not is_step:
-        normal, alone = operands_stored(normal, hints, rates.is_librarys)
+        normal, alone, made = operands_stored(normal, hints, rates.is_librarys)
     groups = group(normal, hints, torch.get_num_threads(), apart=blocks, once=once, alone=alone)
-    return Fusion(program=program, normal=normal, groups=groups, by_library=alone)
+    return Fusion(program=program, normal=normal, groups=groups, by_library=alone, products=made)
 
 
 def tiled(

@@ -21,6 +21,7 @@ from lowtide.codegen.host.build import Signature
 from lowtide.codegen.host.python import Dialect
 from lowtide.codegen.inplace import layouts, replaceable
 from lowtide.errors import Loc
+from lowtide.runtime import rates
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Program
@@ -86,6 +87,10 @@ class Kernels(ABC):
         }
         self.by_library = {name: m for name, (m, is_librarys) in found.items() if is_librarys}
         self.products = {n: m for n, (m, _) in found.items() if self.measures_products}
+        self.rates = {
+            p.name: [rates.described(fusion.products[n]) for n in g.defs if n in fusion.products]
+            for p, g in zip(self.plans, self.groups, strict=True)
+        }
         self.compiled = [p for p in self.plans if p.name not in self.by_library]
         self.choices = {
             name: Choice(("kernel", "torch.matmul"), self.settle) for name in self.products
@@ -217,10 +222,11 @@ class Kernels(ABC):
         return ()
 
     def _remark(self, name: str) -> str:
+        measured = "".join(f"; {text}" for text in dict.fromkeys(self.rates[name]) if text)
         if name in self.by_library:
-            return "; by torch.matmul, which is faster here"
+            return f"; by torch.matmul, which is faster here{measured}"
         if name not in self.choices:
-            return ""
+            return measured
         found = sorted(set(self.choices[name].measured().values()))
         return "; or torch.matmul, by measurement" + (f" (now {', '.join(found)})" if found else "")
 

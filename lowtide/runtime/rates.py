@@ -80,6 +80,15 @@ def is_librarys(product: Sizes) -> bool:
     return library_ns < operations / known.kernels[kind]
 
 
+def described(product: Sizes) -> str:
+    """Return the rates that decide over a product, as text; empty if a setting decides."""
+    known, kind = current(), class_of(product)
+    if config.current().products or kind not in known.library or kind not in known.kernels:
+        return ""
+    library, kernels = known.library[kind], known.kernels[kind]
+    return f"{kind} product: library {library:.0f}, kernels {kernels:.0f} operations per ns"
+
+
 def class_of(product: Sizes) -> str:
     """Return the row of a product in the table."""
     if min(product.rows, product.columns) < _THIN:

@@ -1,8 +1,9 @@
 """Sets the matrix products apart that the library does faster: their operands are stored.
 
-In: a normalised `Program`, and which products are the library's. Out: the Program, and the names of
-these products. Each is a product of two loads then; what was written into it is a definition that
-is stored, so that it is computed in the kernels of its neighbours.
+In: a normalised `Program`, and which products are the library's. Out: the Program, the names of
+these products, and all products that the library could do. The library's are products of two loads
+then; what was written into one is a definition that is stored, so that it is computed in the
+kernels of its neighbours.
 
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
@@ -59,7 +60,7 @@ class Product:
 
 def operands_stored(
     program: Program, hints: Mapping[str, int], is_librarys: Callable[[Product], bool]
-) -> tuple[Program, frozenset[str]]:
+) -> tuple[Program, frozenset[str], Mapping[str, Product]]:
     """See the module's text."""
     work = _Work(program, hints, is_librarys)
     defs: dict[str, Def] = {}
@@ -67,7 +68,8 @@ def operands_stored(
         for made in work.apart(d):
             defs[made.name] = work.widening(made)
         work.made.add(d.name)
-    return _without_copies(dataclasses.replace(program, defs=defs), frozenset(work.names))
+    made = dataclasses.replace(program, defs=defs)
+    return *_without_copies(made, frozenset(work.names)), work.products
 
 
 def _without_copies(program: Program, names: frozenset[str]) -> tuple[Program, frozenset[str]]:
@@ -202,6 +204,7 @@ class _Work:
         self.hints = hints
         self.is_librarys = is_librarys
         self.names: list[str] = []
+        self.products: dict[str, Product] = {}
         self.stored: dict[Expr, str] = {}  # operands, over numbered axes
         self.roots = {*program.outputs, *program.checks}
         self.held = elements_held(program, self.roots, hints)
@@ -237,6 +240,7 @@ class _Work:
                 if made is not None
             ),
         )
+        self.products[d.name] = product
         if not self.is_librarys(product):
             return [d]
         self.names.append(d.name)

@@ -21,6 +21,7 @@ from typing import Final
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
+from lowtide.texpr.library import Product
 from lowtide.texpr.normalise import INLINE_NODES, inline
 from lowtide.texpr.sizes import elements, elements_held
 from lowtide.tile.axes import (
@@ -77,12 +78,13 @@ class Group:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
     """A Program, its normal form, and which definitions of that share a kernel. `by_library`: the
-    products that the library does."""
+    products that the library does; `products`: those that it could do."""
 
     program: Program
     normal: Program
     groups: Sequence[Group]
     by_library: Set[str] = frozenset()
+    products: Mapping[str, Product] = field(default_factory=dict[str, Product])
 
 
 def group(

@@ -180,3 +180,9 @@ def test_what_a_busy_machine_gives_is_not_kept(
         assert rates.is_measured("f32")
         assert rates.is_librarys(product(512, 512, 512)) != is_busy
     assert bool(written) != is_busy
+
+
+def test_explain_shows_the_rates_of_a_product(measured: None) -> None:
+    x, w, v = torch.randn(512, 96), torch.randn(96, 512), torch.randn(512, 96)
+    text = str(lt.script(feed_forward).explain(x, w, v))
+    assert "f32 large product: library 100, kernels 50 operations per ns" in text
