@@ -79,7 +79,9 @@ BINARY: Final[dict[str, Rule2]] = {
 
 
 def _pow(g: F, a: F, b: F, r: F) -> Cotangents:
-    base = b.equals(0).where(g.like(0), g * (b * a.fn("pow", b - 1)))
+    is_root = isinstance(b.e, Const) and b.e.value == 1.5  # PyTorch's root of -inf is NaN
+    lower = a.fn("sqrt") if is_root else a.fn("pow", b - 1)
+    base = b.equals(0).where(g.like(0), g * (b * lower))
     flat = a.equals(0) & (b >= 0)
     return base, flat.where(g.like(0), g * (r * a.fn("log")))
 

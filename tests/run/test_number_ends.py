@@ -290,3 +290,17 @@ def test_a_bound_that_is_a_zero_keeps_the_sign_of_a_zero(size: int) -> None:
     x = torch.full((size,), -0.0)
     for got, want in zip(lt.script(held_at_zero)(x, 0.0), held_at_zero(x, 0.0), strict=True):
         assert torch.equal(got.signbit(), want.signbit())
+
+
+def slopes_at_ends(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.sinc(x), x**1.5
+
+
+def test_slopes_of_the_smallest_numbers_and_of_infinity() -> None:
+    x = torch.tensor([1e-40, -1e-45, 0.0, 1e-30, -math.inf, math.inf, 4.0])
+    found: list[tuple[Tensor, ...]] = []
+    for fn in (lt.script(slopes_at_ends), slopes_at_ends):
+        given = x.clone().requires_grad_()
+        found.append(tuple(torch.autograd.grad(y.sum(), given)[0] for y in fn(given)))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, equal_nan=True)
