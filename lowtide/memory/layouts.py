@@ -81,8 +81,10 @@ def with_eager_layout(func: Any, args: Sequence[Any], result: Any) -> Any:
     return result
 
 
-def _as_sum(result: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the result with the strides of x + y; a reduction of it as it is."""
+def _as_sum(result: Tensor, x: Tensor | float, y: Tensor | float) -> Tensor:
+    """Return the result with the strides of x + y; a reduction of it, or of a number, as it is."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return result
     plain = (
         torch.empty_strided(v.shape, v.stride(), dtype=torch.float32, device="meta") for v in (x, y)
     )

@@ -415,7 +415,7 @@ def test_a_made_tensor_turned_lies_turned() -> None:
 def of_two_orders(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """`x` is turned, `y` is contiguous, and so is `row`, which is repeated along `x`."""
     row = y[0, 0]
-    quotients = x // y, y // x, torch.div(y, x, rounding_mode="floor")
+    quotients = x // y, y // x, torch.div(y, x, rounding_mode="floor"), x // 2.0, 2.0 // x
     logs = torch.xlogy(y, x), torch.special.xlog1py(y, x), torch.logaddexp(row, x)
     signs = torch.copysign(y, x), torch.copysign(x, y), torch.heaviside(row, x)
     losses = [F.binary_cross_entropy(a / 9, b / 9, reduction="none") for a, b in ((x, y), (y, x))]
