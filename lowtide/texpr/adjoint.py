@@ -64,11 +64,28 @@ def invert(
 
     `dropping`: a clamped index belongs to a load that is not used where it is out of bounds;
     `known`: what is not negative wherever it is used."""
+    found = _of_axes(index, y, scope)
+    if found is not None:
+        return found
     run = _Solver(scope=tuple(scope), dropping=dropping, known=known)
     for lhs, axis in zip(index, y, strict=True):
         if axis.extent.const != 1:
             run.add(lhs, as_index(axis))
     return run.solve()
+
+
+def _of_axes(index: Sequence[Index], y: Sequence[Axis], scope: Sequence[Axis]) -> Inverse | None:
+    """The inverse where all indices are axes of the same extents, as most are."""
+    at = {a: as_index(0) for a in scope if a.extent.const == 1}
+    for lhs, axis in zip(index, y, strict=True):
+        if axis.extent.const == 1:
+            continue
+        a = _single(lhs)
+        if not isinstance(a, Axis) or a not in scope or a in at or a.extent is not axis.extent:
+            return None
+        at[a] = as_index(axis)
+    rest = tuple(a for a in scope if a not in at)
+    return Inverse(at=at, conditions=(), rest=rest, data=())
 
 
 Equation = tuple[Index, Index]

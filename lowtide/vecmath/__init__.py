@@ -15,6 +15,7 @@ that what it computes stays in registers.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -59,28 +60,31 @@ def functions(
 def _better_called(kernel: str, layout: Layout) -> set[str]:
     """Functions to call rather than to inline: those that make it longest, until it is short."""
     sites = Counter(w for w in _WORD.findall(kernel) if w in NAMES)
-    sizes: dict[str, int] = {}
     found: set[str] = set()
-    lengths = {name: n * _inlined_size(name, layout, sizes) for name, n in sites.items()}
+    lengths = {name: n * _inlined_size(name, layout) for name, n in sites.items()}
     total = sum(lengths.values())
     for name in sorted(lengths, key=lambda n: (-lengths[n], n)):
-        if total > MOST_INLINED and sizes[name] >= LEAST_CALLED:
+        if total > MOST_INLINED and _inlined_size(name, layout) >= LEAST_CALLED:
             found.add(name)
             total -= lengths[name]
     return found
 
 
-def _inlined_size(name: str, layout: Layout, known: dict[str, int]) -> int:
+@functools.cache
+def _inlined_size(name: str, layout: Layout) -> int:
     """Characters of a function, once for each part, with all that it calls written into it."""
-    if name not in known:
-        snippet = NAMES[name]
-        text = snippet.text(layout)
-        part = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
-        within = replace(layout, lanes=part)
-        calls = [w for w in _WORD.findall(text) if w in NAMES and w != name]
-        inner = sum(_inlined_size(w, within, {}) for w in calls)
-        known[name] = (len(text) + inner) * (layout.lanes // part)
-    return known[name]
+    snippet = NAMES[name]
+    text = snippet.text(layout)
+    part = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
+    within = replace(layout, lanes=part)
+    inner = sum(_inlined_size(w, within) for w in _named(text) if w != name)
+    return (len(text) + inner) * (layout.lanes // part)
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(text: str) -> tuple[str, ...]:
+    """The functions of the library that a text names, as often as it does."""
+    return tuple(w for w in _WORD.findall(text) if w in NAMES)
 
 
 def _emit(
@@ -100,8 +104,8 @@ def _emit(
         part = Layout(lanes=narrow, vector_bytes=layout.vector_bytes)
         _emit(snippet, part, kernel_lanes, called, done)
         text = _in_parts(prototype(text), layout.lanes, narrow)
-    for word in dict.fromkeys(_WORD.findall(text)):
-        if word in NAMES and word != snippet.name:
+    for word in dict.fromkeys(_named(text)):
+        if word != snippet.name:
             _emit(NAMES[word], layout, kernel_lanes, called, done)
     if layout.lanes != kernel_lanes:
         text = _renamed(text, layout.lanes)
