@@ -121,7 +121,7 @@ def item(value: Any, path: Path) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """A placeholder for a tensor whose values the backward pass does not need."""
 
     shape: torch.Size
@@ -155,8 +155,7 @@ class Recorder:
     `places`: the position of each tensor of the Program among the live-ins. `copies`: inputs that
     the function may change in place later; the backward pass gets a copy of those it needs.
     `launch` runs the kernels of a backward pass. `gradient` has recorded what it saves.
-    `with_graph` computes gradients that are part of a graph, as `by_eager` does.
-    """
+    `with_graph` computes gradients that are part of a graph, as `by_eager` does."""
 
     def __init__(
         self,
@@ -169,6 +168,7 @@ class Recorder:
         with_graph: Callable[..., Sequence[Tensor | None]],
     ) -> None:
         ownership.prepare()
+        self.function: type[Region] = Region
         self.executable = executable
         self.launch = launch
         self.with_graph = with_graph
@@ -213,10 +213,10 @@ class Recorder:
             tensors[k] = tensors[k].detach()
         call = Call(self, sizes, numbers, a)
         if written is None:
-            return _Region.apply(call, *tensors)
+            return self.function.apply(call, *tensors)
         call.made = []
         try:
-            return _Region.apply(call, *tensors)
+            return self.function.apply(call, *tensors)
         except StopRecomputation:
             if all(map(bool, call.made[len(self.results) :])):
                 written(call.made)
@@ -281,17 +281,17 @@ class Call:
         """Return the live-ins, with placeholders for tensors."""
         found = [*self.live_ins]
         for k, form in zip(self.recorder.tensors, self.recorder.forms, strict=True):
-            found[k] = _Shape(found[k], *form)
+            found[k] = Shape(found[k], *form)
         return found
 
 
 def _without_data(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Shape(value.shape, value.dtype, value.device)
-    return _rebuilt(value, _without_data)
+        return Shape(value.shape, value.dtype, value.device)
+    return rebuilt(value, _without_data)
 
 
-def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a list, tuple or dict with its elements replaced; anything else unchanged."""
     if isinstance(value, dict):
         entries = cast("dict[Any, Any]", value)
@@ -302,7 +302,7 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     return build(cast("type", type(value)), elems)  # pyright: ignore[reportUnknownArgumentType]
 
 
-class _Region(FunctionBase):
+class Region(FunctionBase):
     """Its `apply` is C's: no transform of torch.func is on where a program runs."""
 
     @staticmethod
@@ -369,7 +369,7 @@ def _stored(x: Tensor, recorder: Recorder, output: int) -> Tensor:
     return x if order is None else x.permute(order)
 
 
-hide_with_callees(_Region.backward)  # a function that Dynamo has compiled may call it
+hide_with_callees(Region.backward)  # a function that Dynamo has compiled may call it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,7 +403,7 @@ class _Found:
         if dense is not None and self.order is not None:
             dense = dense.permute(inverse(self.order))
         if dense is None or parts:
-            form: _Shape = item(call.values(), (self.place.position, *self.place.path))
+            form: Shape = item(call.values(), (self.place.position, *self.place.path))
             return _added(dense, parts, form)
         if self.is_last:
             results[self.output] = None
@@ -518,7 +518,7 @@ def _way(
     return _Way(made=made, picked=picked, gradients=tuple(found))
 
 
-def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: _Shape) -> Tensor:
+def _added(dense: Tensor | None, parts: Sequence[tuple[Tensor, Tensor]], like: Shape) -> Tensor:
     """Return a gradient with values scattered into it one after another, at indices from the
     data."""
     wide = torch.float64 if like.dtype is torch.float64 else torch.float32
@@ -574,9 +574,9 @@ def by_eager(
     return [next(found) if x else None for x in wanted]
 
 
-def _start(x: Tensor | _Shape) -> Tensor:
+def _start(x: Tensor | Shape) -> Tensor:
     """Return a tensor to differentiate with respect to that is still part of the outer graph."""
-    if isinstance(x, _Shape):
+    if isinstance(x, Shape):
         return x.tensor().requires_grad_()
     return x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
 
@@ -597,4 +597,4 @@ def _replaced(value: Any, path: Path, x: Tensor) -> Any:
 
 
 def _with_data(value: Any) -> Any:
-    return value.tensor() if isinstance(value, _Shape) else _rebuilt(value, _with_data)
+    return value.tensor() if isinstance(value, Shape) else rebuilt(value, _with_data)

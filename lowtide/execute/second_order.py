@@ -5,34 +5,47 @@ graph. Out: gradients that are part of it, too.
 
     energy = pairs(x).sum()                       x: [N, 3], N * N distances are never stored
     forces, = grad(energy, x, create_graph=True)  the backward Program with nothing saved, run as
-                                                  a region of its own: `_Region.apply`
+                                                  a region of its own: `_Again.apply`
     loss(forces).backward()                       the backward pass of that Program
 
 PyTorch computes gradients of these again, and whatever has no such Program: what loops carry, sums
 that are added to at places of data, 16-bit floats, and ops that are not in `TWICE`. The formula of
 an op's gradient need not be right beside the place where it was taken: the slope of a norm is 0 at
 0, a product's has a case for zeros. Then the gradient of that formula is not PyTorch's.
+
+Which gradient depends on which tensor is PyTorch's answer, too: the mask of a maximum hands nothing
+on, that of a relu zeros. PyTorch tells it of the region's ops on its meta device, without values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.faults import survive
 from lowtide.execute import backend
-from lowtide.execute.autograd_function import Call, Recorder, by_eager
+from lowtide.execute.autograd_function import (
+    Call,
+    Launch,
+    Recorder,
+    Region,
+    Shape,
+    by_eager,
+    rebuilt,
+)
 from lowtide.execute.gradient import Gradient, cotangent_pattern
+from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.specialise.abstract import Place
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import Backward, given_name
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.expr import Def, Expr, Load, Program, Rewriter
+from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Rewriter
 from lowtide.texpr.index import row_major
+from lowtide.texpr.sizes import evaluate
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.tensors import is_zero_tensor
 
@@ -42,7 +55,7 @@ _FLOATS: Final = ("f32", "f64")
 TWICE: Final = frozenset({
     "F.log_softmax", "F.softmax", "abs", "add", "addmm", "amax", "amin", "arange", "arange.end",
     "asinh", "atan", "baddbmm", "bmm", "cat", "chunk", "clone", "contiguous", "cos", "cosh",
-    "cross_entropy", "detach", "diagonal", "div", "einsum", "elu", "eq", "erf", "exp", "exp2",
+    "cross_entropy", "detach", "diagonal", "div", "einsum", "eq", "erf", "exp", "exp2",
     "expand", "expand_as", "expm1", "flatten", "flip", "full_like", "ge", "gelu", "getitem",
     "group_norm", "gt", "index_select", "layer_norm", "le", "leaky_relu", "linear", "log", "log1p",
     "log_softmax", "logsumexp", "lt", "masked_fill", "matmul", "max.dim", "maximum", "mean",
@@ -81,13 +94,83 @@ class _EagerBackward:
         return range(len(self.names) + 1)
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
+        found = self.all_gradients(values)
+        return [found[k] for k in self.picked]
+
+    def all_gradients(self, values: Sequence[Any]) -> list[Tensor | None]:
+        """Return the gradient of each input, wanted or not."""
         *tensors, call = values
         known: dict[str, Tensor] = dict(zip(self.names, tensors, strict=True))
         g = self.of.gradient
         inputs = [known.get(n) for n in g.saved_inputs]
         cotangents = [known.get(given_name(n)) for n in g.program.results]
-        found = by_eager(call, inputs, cotangents, self.needed)
-        return [found[k] for k in self.picked]
+        return by_eager(call, inputs, cotangents, self.needed)
+
+
+class _WithoutValues(Call):
+    """A call whose tensors lie on PyTorch's meta device."""
+
+    __slots__ = ()
+
+    def __init__(self, call: Call) -> None:
+        for name in Call.__slots__:
+            setattr(self, name, getattr(call, name))
+
+    def values(self) -> list[Any]:
+        return [_on_meta(v) for v in super().values()]
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, Shape):
+        return replace(value, device=torch.device("meta"))
+    return rebuilt(value, _on_meta)
+
+
+class _Recorder(Recorder):
+    """`edges`: for each result the positions of the tensors that it depends on in PyTorch."""
+
+    def __init__(
+        self, executable: Any, gradient: Gradient, eager: _EagerBackward, launch: Launch,
+        edges: Sequence[frozenset[int]],
+    ) -> None:  # fmt: skip
+        places = {n: Place(position=k, path=()) for k, n in enumerate(eager.names)}
+        super().__init__(executable, gradient, eager, places, frozenset(), launch, by_eager)
+        self.function = _Again
+        self.edges = edges
+        self.apart = self.dead = ()
+
+
+class _Again(Region):
+    """A region with PyTorch's edges: `_Recorder.edges`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found = Region.forward(ctx, call, *tensors)
+        edges = cast("_Recorder", call.recorder).edges
+        needed = ctx.needs_input_grad
+        apart = [
+            x for x, to in zip(found, edges, strict=True) if not any(needed[1 + k] for k in to)
+        ]
+        if apart:
+            ctx.mark_non_differentiable(*apart)
+        ctx.forms = [(x.shape, x.dtype, x.device) for x in tensors]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = [*Region.backward(ctx, *cotangents)]
+        edges = cast("_Recorder", ctx.call.recorder).edges
+        given = [to for c, to in zip(cotangents, edges, strict=True) if c is not None]
+        reached = frozenset[int]().union(*given)
+        for k, (shape, dtype, device) in enumerate(ctx.forms):
+            if k not in reached:
+                found[1 + k] = None
+            elif found[1 + k] is None and ctx.needs_input_grad[1 + k]:
+                found[1 + k] = torch.zeros(shape, dtype=dtype, device=device)
+        return tuple(found)
+
+
+hide_with_callees(_Again.backward)
 
 
 def gradients(
@@ -103,7 +186,7 @@ def gradients(
     key = needed, tuple(c is not None for c in cotangents)
     if key not in r.seconds:
         try:
-            r.seconds[key] = _second(r, *key, call.sizes)
+            r.seconds[key] = _second(call, kept, *key)
         except Exception as error:
             survive(error, "the gradient of a gradient")
             r.seconds[key] = None
@@ -127,8 +210,12 @@ def _dense(c: Tensor) -> Tensor:
 
 
 def _second(
-    r: Recorder, needed: tuple[bool, ...], has_cotangent: tuple[bool, ...], sizes: Sequence[int]
+    call: Call,
+    kept: Sequence[Tensor],
+    needed: tuple[bool, ...],
+    has_cotangent: tuple[bool, ...],
 ) -> Second | None:
+    r = call.recorder
     g = r.gradient
     wanted = [n for n, k in zip(g.wanted, r.wanted, strict=True) if needed[1 + k]]
     given = {
@@ -137,7 +224,7 @@ def _second(
         if is_given
     }
     ops = {d.op for d in g.diff.defs.values() if d.op and d.dtype.is_float}
-    if g.in_place_of or not ops <= TWICE:
+    if g.in_place_of or not ops <= TWICE or not all(map(_is_power_of_tensor, _powers(g))):
         return None
     made = g.diff.backward(wanted, given)
     if not _is_plain(made):
@@ -150,8 +237,21 @@ def _second(
         return None
     if not own.exists:
         return None
+    results, tensors = program.results, tuple(program.inputs)
+    outputs = [made.gradients.get(n) if n in wanted else None for n in g.wanted]
+    places = [results.index(names.get(n, n)) if n else None for n in outputs]
+    eager = _EagerBackward(
+        of=r,
+        names=tensors,
+        needed=needed,
+        picked=tuple(places.index(k) for k in range(len(results))),
+        orders=(None,) * len(results),
+    )
+    edges = _edges(eager, program, dict(zip(g.saved_inputs, kept, strict=True)), call)
+    if edges is None or [e is None for e in edges] != [k is None for k in places]:
+        return None
     stats.count("compiles")
-    hints = dict(zip(g.names, sizes, strict=True))
+    hints = dict(zip(g.names, call.sizes, strict=True))
     recorded = own.record(hints)
 
     def compiled() -> Any:
@@ -170,20 +270,65 @@ def _second(
     def run(tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]) -> Any:
         return r.launch(executable, tensors, sizes, numbers)
 
-    results = program.results
-    outputs = [made.gradients.get(n) if n in wanted else None for n in g.wanted]
-    places = [results.index(names.get(n, n)) if n else None for n in outputs]
-    tensors = tuple(program.inputs)
-    eager = _EagerBackward(
-        of=r,
-        names=tensors,
-        needed=needed,
-        picked=tuple(places.index(k) for k in range(len(results))),
-        orders=(None,) * len(results),
-    )
-    at = {n: Place(position=k, path=()) for k, n in enumerate(tensors)}
-    recorder = Recorder(run, own, eager, at, frozenset(), r.launch, by_eager)
+    joined = [frozenset[int]()] * len(results)
+    for k, to in zip(places, edges, strict=True):
+        if k is not None and to is not None:
+            joined[k] |= to
+    recorder = _Recorder(run, own, eager, r.launch, joined)
     return Second(recorder=recorder, names=tensors, outputs=tuple(places))
+
+
+def _edges(
+    eager: _EagerBackward, program: Program, saved: Mapping[str, Tensor], call: Call
+) -> list[frozenset[int] | None] | None:
+    """For each input of the region the positions of the tensors that its gradient depends on, None
+    if it has no gradient. None: PyTorch can't tell."""
+    values: list[Any] = []
+    sizes = dict(zip(eager.of.gradient.names, call.sizes, strict=True))
+    for name, given in program.inputs.items():
+        dtype = given.dtype.torch
+        if name in saved:
+            x = saved[name]
+            like = torch.empty_strided(x.shape, x.stride(), dtype=dtype, device="meta")
+        else:
+            shape = [evaluate(n, sizes) for n in given.shape]
+            like = torch.empty(shape, dtype=dtype, device="meta")
+        values.append(like.requires_grad_(given.dtype.is_float))
+    floats = {k: x for k, x in enumerate(values) if x.requires_grad}
+    with torch.device("meta"):
+        try:
+            found = eager.all_gradients([*values, _WithoutValues(call)])
+        except (RuntimeError, NotImplementedError):  # what has no kernel there
+            return None
+        return [None if x is None else _reached(x, floats) for x in found]
+
+
+def _reached(x: Tensor, floats: Mapping[int, Tensor]) -> frozenset[int]:
+    if not x.requires_grad:
+        return frozenset()
+    found: Mapping[int, Any] = dict(
+        zip(
+            floats,
+            torch.autograd.grad(
+                x, [*floats.values()], torch.ones_like(x), retain_graph=True, allow_unused=True
+            ),
+            strict=True,
+        )
+    )
+    return frozenset(k for k, slope in found.items() if slope is not None)
+
+
+def _powers(g: Gradient) -> Iterator[Apply]:
+    for d in g.diff.defs.values():
+        for node in ex.walk(d.expr):
+            if isinstance(node, Apply) and node.fn == "pow":
+                yield node
+
+
+def _is_power_of_tensor(power: Apply) -> bool:
+    """Whether it is a tensor to a number, whose logarithm plays no part."""
+    base, exponent = power.args
+    return isinstance(exponent, Const) and not isinstance(base, Const)
 
 
 def _is_plain(made: Backward) -> bool:
@@ -199,7 +344,8 @@ def _is_plain(made: Backward) -> bool:
 def _apart(program: Program, forward: Container[str]) -> tuple[Program, Mapping[str, str]]:
     """Return the Program without names that its own backward Program would use. What is not of the
     `forward` Program is of no op: rules for the gradient of an op don't hold for that gradient."""
-    names = {n: f"d_{n}" for n in program.defs}
+    # what is made of a definition later has a name that ends in something else
+    names = {n: f"d_{n}_" for n in program.defs}
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source in names:

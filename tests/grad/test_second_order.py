@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lowtide as lt
 from lowtide.execute import second_order
@@ -86,7 +87,15 @@ def huber(x: Tensor, y: Tensor) -> Tensor:
     return F.smooth_l1_loss(s, torch.zeros_like(s), reduction="none").sum(1)
 
 
-BY_PYTORCH = [products, lengths, huber, nearest]
+def powers(x: Tensor, y: Tensor) -> Tensor:
+    return (x[:, None] ** y[None]).sum((1, 2)) + torch.pow(0.0, x).sum(1)
+
+
+def of_exponents(x: Tensor, y: Tensor) -> Tensor:
+    return F.elu(x @ y.t(), 0.5).sum(1)
+
+
+BY_PYTORCH = [products, lengths, huber, nearest, powers, of_exponents]
 
 
 def inputs(kind: str) -> tuple[Tensor, Tensor]:
@@ -150,6 +159,60 @@ def test_as_in_pytorch(f: Function, kind: str, planned: list[bool]) -> None:
         check(twice(compiled, x, y, is_vector), eager, exact)
     assert all(made == (f in BY_KERNELS) for made in planned)
     assert planned
+
+
+def leaky(x: Tensor, y: Tensor) -> Tensor:
+    return F.leaky_relu(x, 0.1)
+
+
+def larger(x: Tensor, y: Tensor) -> Tensor:
+    return torch.maximum(x, x.flip(0)) * y.sum()
+
+
+def extreme(x: Tensor, y: Tensor) -> Tensor:
+    return x.amax(1)
+
+
+@pytest.mark.parametrize("is_vector", [False, True])
+@pytest.mark.parametrize("f", [leaky, larger, extreme], ids=lambda f: f.__name__)
+def test_none_or_zeros(f: Function, is_vector: bool, planned: list[bool]) -> None:
+    """The mask of a maximum hands nothing on, that of a relu zeros."""
+
+    def edges(f: Function) -> list[object]:
+        x, y = (t.requires_grad_() for t in inputs("plain"))
+        e = f(x, y)
+        v = torch.ones_like(e).requires_grad_(is_vector)
+        first: tuple[Any, ...] = torch.autograd.grad(
+            e, (x, y), v, create_graph=True, allow_unused=True
+        )
+        found: list[object] = []
+        for g in first:
+            found.append(g is not None and g.requires_grad)
+            if g is not None and g.requires_grad:
+                wanted = (x, y, v) if is_vector else (x, y)
+                second: tuple[Any, ...] = torch.autograd.grad(
+                    g, wanted, torch.ones_like(g), retain_graph=True, allow_unused=True
+                )
+                found += [s is None for s in second]
+        return found
+
+    assert edges(lt.script(f)) == edges(f)
+    assert planned == [True]
+
+
+def test_parts_of_a_gradient_have_names_of_their_own(planned: list[bool]) -> None:
+    def second(f: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        q, k = (t[None, None].detach().requires_grad_() for t in inputs("plain"))
+        first = torch.autograd.grad(f(q, k).square().sum(), (q, k), create_graph=True)
+        return [*torch.autograd.grad([g.sin().sum() for g in first], (q, k))]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(second(lt.script(library_attention)), second(library_attention))
+    assert planned == [True]
+
+
+def library_attention(q: Tensor, k: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, k).sin()
 
 
 def test_no_pairs() -> None:
