@@ -21,7 +21,13 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.budget.dry_run_objects import OBJECT_OPS, PURE_OPS, SimulatedObjects, is_pytorchs
+from lowtide.budget.dry_run_objects import (
+    OBJECT_OPS,
+    PURE_OPS,
+    SimulatedObjects,
+    draws,
+    is_pytorchs,
+)
 from lowtide.budget.dry_run_steps import KernelStep, Step, TorchStep
 from lowtide.budget.simulated_kernels import backward, simulate
 from lowtide.codegen.host.region import print_region
@@ -283,8 +289,8 @@ class DryRun(Executor):
             if is_whole:
                 self._guess(f"{op.loc}: {DEPENDS.format(_name(op))}")
         runs = op.name not in OBJECT_OPS or op.name in PURE_OPS or is_pytorchs(op, scratch)
-        why = _IS_PYTHON if op.name in _CALLS_PYTHON else _DATA_DECIDE
-        if runs and not _needs_the_run(op, scratch):
+        why = _IS_PYTHON if op.name in _CALLS_PYTHON or draws(op, scratch) else _DATA_DECIDE
+        if runs and not draws(op, scratch) and not _needs_the_run(op, scratch):
             for mode in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
                     self.ledger.has_read_data = False

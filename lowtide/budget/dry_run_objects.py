@@ -6,13 +6,15 @@ In: an op and its operands. Out: its results, or None if only the real run knows
     object.new()                    a new object, whose attributes are recorded here
     call_module(%rnn, %x)           run on a copy of the module on the meta device
     py.call(%m, %x)                 not run: it may have any side effect
+    iter.of(%xs)                    not run if it takes elements from the caller's iterator
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -23,6 +25,7 @@ from lowtide.torch_private.dispatch import OverloadPacket
 from lowtide.torch_private.pytree import tree_leaves
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
+_RUNS_OVER: Final = ("iter.of", "py.iter", "iter.whole", "list.of", "set.of", "py.tuple")
 _NAMESPACES: Final = ("aten", "prims")
 PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # run as usual
 
@@ -40,6 +43,16 @@ def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
     schemas = [getattr(x, "_schema", None) for x in found]
     is_ours = getattr(found[0], "namespace", "") in _NAMESPACES
     return is_ours and all(x is not None and not x.is_mutable for x in schemas)
+
+
+def draws(op: Op, env: Mapping[Value, Any]) -> bool:
+    """Whether the op may take elements from an iterator, or runs over an object by Python code."""
+    values = [env[v] for v in op.operands]
+    if op.name in _RUNS_OVER and isinstance(
+        getattr(type(values[0]), "__iter__", None), FunctionType
+    ):
+        return not isinstance(values[0], torch.Tensor)
+    return any(isinstance(v, Iterator) for v in values)
 
 
 def _overloads(called: Any) -> list[str]:

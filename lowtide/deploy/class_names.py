@@ -33,6 +33,7 @@ _EQUAL: Final = frozenset({"__eq__", "__ne__", "__hash__"})
 _ORDER: Final = frozenset({"__lt__", "__le__", "__gt__", "__ge__", *_EQUAL})
 _TEXT: Final = frozenset({"__str__", "__repr__", "__format__"})
 _TRUTH: Final = frozenset({"__bool__", "__len__"})
+_ITERATED: Final = frozenset({"__iter__", "__getitem__", "__next__"})
 _DEEP: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("py.eq", "py.ne", "py.contains", "py.hash", "set.make", "set.of"), _EQUAL),
     **dict.fromkeys(("set.frozen", "dict.goes_on"), _EQUAL),
@@ -44,8 +45,7 @@ _DEEP: Final[Mapping[str, frozenset[str]]] = {
 _DIRECT: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("py.bool", "py.not"), _TRUTH),
     "py.len": frozenset({"__len__"}),
-    "py.iter": frozenset({"__iter__", "__getitem__", "__next__"}),
-    **dict.fromkeys(("list.of", "list.zipped"), frozenset({"__iter__", "__getitem__", "__next__"})),
+    **dict.fromkeys(("py.iter", "iter.of", "iter.whole", "list.of", "list.zipped"), _ITERATED),
     "py.contains": frozenset({"__contains__", "__iter__", "__getitem__"}),
 }
 

@@ -103,7 +103,7 @@ def _folded(definition: OpDef, operands: Sequence[Abs]) -> Abs:
 # How operands reach the Python function: s a sequence, i a constant number or None, v any value.
 _SEQUENCES: Final = {
     "list.get": "si", "list.slice": "siii", "list.reversed": "s", "list.of": "s",
-    "py.tuple": "s", "py.iter": "s", "py.len": "s", "py.mul": "si",
+    "py.tuple": "s", "py.iter": "s", "iter.whole": "s", "py.len": "s", "py.mul": "si",
 }  # fmt: skip
 _CHANGES: Final = {
     "list.append": "sv", "list.extend": "ss", "list.insert": "siv", "list.pop": "si",
@@ -464,6 +464,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "list.size": _size,
     "list.numel": _numel,
     "py.iter": _iterated,
+    "iter.whole": _iterated,
     "py.max": _extremum(1),
     "py.min": _extremum(-1),
     "py.sum": _sum,

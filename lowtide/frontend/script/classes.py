@@ -279,10 +279,13 @@ def call_method(
 
 def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
     """Return the elements of a loop over an object: Python's iterator, as a list."""
-    cls = class_of(value.type)
-    if cls is None or not (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")):
-        return None
-    return c.py(node, "py.iter", value)
+    return c.py(node, "py.iter", value) if is_iterable(value.type) else None
+
+
+def is_iterable(type_: Type) -> bool:
+    """Whether it is a class whose objects Python can run over."""
+    cls = class_of(type_)
+    return cls is not None and (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__"))
 
 
 def entered_type(c: Context, manager: Type) -> Type:

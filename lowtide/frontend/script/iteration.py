@@ -38,8 +38,17 @@ from lowtide.frontend.script.nodes import (
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.ir.opdefs import MAX_TRIPS
 
 _LARGEST_UNROLLED = 64
+
+
+class Reading(enum.Enum):
+    """Which values Python's own iterator reads, an element at a time. Others are read at once."""
+
+    OBJECTS = enum.auto()
+    OBJECTS_AND_UNKNOWN = enum.auto()  # of unknown type, where the loop may end early
+    NOTHING = enum.auto()  # several at a time; an iterator is refused
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -47,7 +56,8 @@ class Iteration:
     """`length`: an int value. `element` compiles the element at an index value. `sources`: the
     lists or dicts that are iterated over. If the loop changes one, `within` compiles the test
     whether there is an element at an index; `exists` does so in an unrolled loop, where a list may
-    end before a tuple. `finish` compiles the code after the last element."""
+    end before a tuple. `finish` compiles the code after the last element. `is_drawn`: `within`
+    takes the element from an iterator of Python's, so that each step asks it."""
 
     length: Value
     element: Callable[[Value], Node]
@@ -56,28 +66,32 @@ class Iteration:
     within: Callable[[Value], Value] | None = None
     exists: Callable[[Value], Value] | None = None
     finish: Callable[[], None] | None = None
+    is_drawn: bool = False
 
 
-def iterate(c: Context, found: Node, node: ast.expr) -> Iteration:
+def iterate(
+    c: Context, found: Node, node: ast.expr, reading: Reading = Reading.OBJECTS
+) -> Iteration:
     """Return the iteration over a compiled expression. Raises CompileError if it is not
     iterable."""
     own = call_own(c, node, found, "__iter__")
     if own is not None:
-        return iterate(c, own, node)
+        return iterate(c, own, node, reading)
     match found:
         case Range():
             return _over_range(c, found, node)
         case Enumerate(inner, start):
-            return _over_enumerate(c, iterate(c, inner, node), start, node)
+            return _over_enumerate(c, iterate(c, inner, node, reading), start, node)
         case Zip(inners, strict):
-            return _over_zip(c, [iterate(c, i, node) for i in inners], node, strict)
+            each = reading if len(inners) == 1 else Reading.NOTHING
+            return _over_zip(c, [iterate(c, i, node, each) for i in inners], node, strict)
         case Reversed(inner):
             return _over_reversed(c, iterate(c, inner, node), node)
         case Value():
             found = some(c, node, found, "'NoneType' object is not iterable")
-            return _over_value(c, c.not_none(found), node)
+            return _over_value(c, c.not_none(found), node, reading)
         case Method():
-            return iterate(c, c.as_value(found, node), node)
+            return iterate(c, c.as_value(found, node), node, reading)
         case _ if type(found) in ELEMENTS_OF:
             return _over_nodes(c, ELEMENTS_OF[type(found)](c, node, found))
         case PythonObject(obj) if isinstance(obj, enum.EnumMeta):
@@ -146,6 +160,7 @@ def _over_enumerate(c: Context, inner: Iteration, start: Value, node: ast.expr) 
         within=inner.within,
         exists=inner.exists,
         finish=inner.finish,
+        is_drawn=inner.is_drawn,
     )
 
 
@@ -221,7 +236,7 @@ def _over_reversed(c: Context, inner: Iteration, node: ast.expr) -> Iteration:
     )
 
 
-def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
+def _over_value(c: Context, value: Value, node: ast.expr, reading: Reading) -> Iteration:
     match value.type:
         case t.TupleType(elems):
             return Iteration(
@@ -240,10 +255,12 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             )
         case t.DictType():
             return _over_dict(c, value, "dict.keys", node)
-        case type_ if t.is_dynamic(type_):
-            return _over_value(c, c.py(node, "py.iter", value), node)
-        case t.ClassType() if (found := classes.iterated(c, node, value)) is not None:
-            return iterate(c, found, node)
+        case type_ if t.is_dynamic(type_) or classes.is_iterable(type_):
+            if reading is Reading.NOTHING:
+                return _over_value(c, c.py(node, "iter.whole", value), node, reading)
+            if reading is Reading.OBJECTS and t.is_dynamic(type_):
+                return _over_value(c, c.py(node, "py.iter", value), node, reading)
+            return _drawn(c, value, node)
         case type_ if t.is_tensor(type_):
             rows = torch_call(c, node, "Tensor.size", [value, c.const(0)], {})
             return Iteration(
@@ -258,6 +275,17 @@ def _over_value(c: Context, value: Value, node: ast.expr) -> Iteration:
             raise c.error(
                 node, f"a value of type {value.type} cannot be run over", "a list, a tuple, range"
             )
+
+
+def _drawn(c: Context, value: Value, node: ast.expr) -> Iteration:
+    """Return the iteration over an object: Python's own, one element at a time."""
+    drawn = c.py(node, "iter.of", value)
+    return Iteration(
+        length=c.const(MAX_TRIPS),
+        element=lambda i: c.py(node, "iter.item", drawn),
+        within=lambda i: c.py(node, "iter.goes_on", drawn, i),
+        is_drawn=True,
+    )
 
 
 def _view(c: Context, value: Value) -> tuple[Value, str] | None:

@@ -35,7 +35,7 @@ from lowtide.frontend.script.context import (
 )
 from lowtide.frontend.script.displays import run_over
 from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
-from lowtide.frontend.script.iteration import Iteration, if_there, iterate, static_length
+from lowtide.frontend.script.iteration import Iteration, Reading, if_there, iterate, static_length
 from lowtide.frontend.script.mutation import (
     after,
     changed_names,
@@ -46,6 +46,7 @@ from lowtide.frontend.script.mutation import (
 from lowtide.frontend.script.nodes import Poison, read_once
 from lowtide.frontend.script.operators import truth
 from lowtide.frontend.script.targets import assign
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.builder import Mark
 from lowtide.ir.core import Block, Value
@@ -58,7 +59,8 @@ _WIDENINGS = 8
 @statement(ast.For)
 def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
     """`for target in iterable: body`."""
-    iteration = iterate(c, run_over(c, node.iter), node.iter)
+    reading = Reading.OBJECTS_AND_UNKNOWN if _may_leave(c, node) else Reading.OBJECTS
+    iteration = iterate(c, run_over(c, node.iter), node.iter, reading)
 
     def enter(i: Value) -> None:
         assign(c, node.target, iteration.element(i))
@@ -83,6 +85,27 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
                 _unroll(c, node, iteration, enter)
         _finish(c, node, iteration)
     return _or_else(c, node, flags.broke, rest)
+
+
+def _may_leave(c: Context, node: ast.For) -> bool:
+    """Whether a loop may end before its last element, or may change a list that was there before:
+    then a value of unknown type is read by Python's iterator."""
+    for part in (p for s in node.body for p in ast.walk(s)):
+        match part:
+            case ast.Break() | ast.Return() | ast.Raise():
+                return True
+            case ast.Call(ast.Attribute(base, name)) if opdefs.writes(f"list.{name}"):
+                pass
+            case ast.Subscript(base, _, ast.Store() | ast.Del()) | ast.AugAssign(base):
+                pass
+            case _:
+                continue
+        if not isinstance(base, ast.Name):
+            return True
+        found = c.frame.vars.get(base.id)
+        if isinstance(found, Value) and t.is_dynamic(found.type):
+            return True
+    return False
 
 
 def _refused(c: Context, body: _Body, iteration: Iteration) -> CompileError | None:
@@ -278,7 +301,7 @@ class _Body:
             settled = (self.source_changes, len(self.unbound)) == known
             settled = settled and not c.builder.has_changed(mark)
             if joined == types and settled:
-                begin = begin if self._still_within(None) is None else self._first_test()
+                begin = self._first_test() if self._asks else begin
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
@@ -291,10 +314,19 @@ class _Body:
             return self._still_within(None) or self.c.const(True)
         return truth(self.c, self.test, self.c.value(self.test))
 
+    @property
+    def _asks(self) -> bool:
+        """Whether each step asks if there is an element."""
+        iteration = self.iteration
+        if iteration is None or iteration.within is None:
+            return False
+        return self.source_changes or iteration.is_drawn
+
     def _still_within(self, index: Value | None) -> Value | None:
-        """For a list or dict that the body changes: compile the test whether an element is left."""
+        """For an iterator, or a list or dict that the body changes: compile the test whether an
+        element is left."""
         c, iteration = self.c, self.iteration
-        if iteration is None or iteration.within is None or not self.source_changes:
+        if iteration is None or iteration.within is None or not self._asks:
             return None
         following = c.const(0) if index is None else c.py(self.node, "py.add", index, c.const(1))
         return iteration.within(following)
@@ -382,7 +414,7 @@ class _Body:
             return c.const(False)
         if left is False:
             return self._again(index)
-        if self.test is None and self._still_within(index) is None:
+        if self.test is None and not self._asks:
             return c.py(self.node, "py.not", left)
         return choose(c, self.node, left, lambda: c.const(False), lambda: self._again(index))
 
@@ -401,7 +433,7 @@ class _Body:
         begin: Value,
     ) -> None:
         c = self.c
-        if self._still_within(None) is not None:  # its length is asked for in each iteration
+        if self._asks:  # its length is asked for in each iteration
             trips = c.const(MAX_TRIPS)
         with c.builder.inside(trial.block):
             c.builder.emit("yield", [trial.condition, *trial.values])
