@@ -17,7 +17,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,6 +116,24 @@ class ScriptFunction(TorchJitMembers):
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method: plain Python's binding."""
         return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def __defaults__(self) -> tuple[object, ...] | None:
+        """Those of the Python function; the next call sees a change."""
+        return cast("Any", self._of_defaults).__defaults__
+
+    @__defaults__.setter
+    def __defaults__(self, values: tuple[object, ...] | None) -> None:
+        cast("Any", self._of_defaults).__defaults__ = values
+
+    @property
+    def __kwdefaults__(self) -> dict[str, object] | None:
+        """Those of the Python function; the next call sees a change."""
+        return cast("Any", self._of_defaults).__kwdefaults__
+
+    @__kwdefaults__.setter
+    def __kwdefaults__(self, values: dict[str, object] | None) -> None:
+        cast("Any", self._of_defaults).__kwdefaults__ = values
 
     def __deepcopy__(self, memo: object) -> ScriptFunction:
         return self  # as a function

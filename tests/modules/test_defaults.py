@@ -128,3 +128,17 @@ def test_a_tensor_of_another_module_is_read_at_every_call() -> None:
     for value in (1.0, 2.0):
         constants.OFFSET = torch.full((2,), value)  # pyright: ignore[reportAttributeAccessIssue]
         assert fn(X).tolist() == [1 + value, 2 + value]
+
+
+def test_defaults_replaced_through_the_compiled_function() -> None:
+    """`__defaults__` of a compiled function is that of the function."""
+
+    def scaled(x: int, k: int = 2, *, s: float = 1.0) -> float:
+        return x * k + s
+
+    compiled = lt.script(scaled)
+    assert compiled(3) == 7.0
+    compiled.__defaults__ = (5,)
+    assert compiled(3) == 16.0
+    compiled.__kwdefaults__ = {"s": 3}
+    assert (compiled(3), compiled.__defaults__, scaled(3)) == (18, (5,), 18)
