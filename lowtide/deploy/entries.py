@@ -87,7 +87,22 @@ def _with_hooks(forward: Entry) -> Entry:
         return forward
     method = ScriptMethod(root, "__call__", method_source(root, "forward"))
     called = [tuple(v.type for v in p.function.arguments) for p in forward.programs]
-    return _as_forward(method, of_method(method, called))
+    found = _as_forward(method, of_method(method, called))
+    if vars(root)["_forward_pre_hooks"]:
+        found = replace(found, signature=_by_position(found.signature))
+    return found
+
+
+def _by_position(signature: inspect.Signature) -> inspect.Signature:
+    """Return the signature without keywords: Python shows a pre-hook the positional arguments only,
+    and the program was made for such a call."""
+    either, by_position = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY
+    return signature.replace(
+        parameters=[
+            p.replace(kind=by_position) if p.kind is either else p
+            for p in signature.parameters.values()
+        ]
+    )
 
 
 def _as_forward(call: ScriptMethod, programs: Iterable[Program]) -> Entry:

@@ -15,7 +15,7 @@ import ast
 import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -23,7 +23,9 @@ from lowtide.errors import CompileError
 from lowtide.frontend.script.attempts import attempt
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.expressions import known_elements
+from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.left_to_python import is_torch_hook, operands_of, python_call, returned
+from lowtide.frontend.script.narrowing import members
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.source import read_source, unwrap
 from lowtide.ir import types as t
@@ -36,7 +38,11 @@ def before(c: Context, ref: ModuleRef, call: Call) -> Call:
     for hook in hooks.values():
         values, names = operands_of(c, call)
         given = c.builder.tuple_make(values[: len(values) - len(names)])
-        found = _call_hook(c, call, hook, [ref, given], _changed_arguments)
+
+        def or_given(found: Node, given: Value = given, node: ast.AST = call.node) -> Node:
+            return _arguments_or(c, node, found, given)
+
+        found = _call_hook(c, call, hook, [ref, given], _changed_arguments, or_given)
         if isinstance(found, Value) and found.type != t.NONE:
             known = known_elements(c, found) if isinstance(found.type, t.TupleType) else None
             args: Sequence[Node] = [found] if known is None else known
@@ -49,19 +55,65 @@ def after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
     hooks: dict[int, Any] = vars(ref.module)["_forward_hooks"]
     for hook in hooks.values():
         given = c.builder.tuple_make([c.as_value(a, call.node) for a in call.args])
-        found = _call_hook(c, call, hook, [ref, given, result], _changed_result)
+
+        def or_result(found: Node, result: Node = result) -> Node:
+            return _result_or(c, call.node, found, result)
+
+        found = _call_hook(c, call, hook, [ref, given, result], _changed_result, or_result)
         if isinstance(found, Value) and found.type != t.NONE:
             result = found
     return result
 
 
+def _may_be_none(found: Node) -> TypeGuard[Value]:
+    """Whether only the run knows if a hook changes something."""
+    if not isinstance(found, Value) or found.type == t.NONE:
+        return False
+    return found.type == t.ANY or t.NONE in members(found.type)
+
+
+def _some(c: Context, found: Value) -> Value:
+    """Return the value, which is not None here."""
+    type_ = t.join_all(m for m in members(found.type) if m != t.NONE)
+    return found if type_ == found.type else c.builder.emit("cast", [found], [type_]).result
+
+
+def _result_or(c: Context, node: ast.AST, found: Node, result: Node) -> Node:
+    """Return what a forward hook gives, or the previous result where that is None."""
+    if not _may_be_none(found):
+        return found
+    is_none = c.py(node, "py.is", found, c.const(None))
+    return choose(c, node, is_none, lambda: c.as_value(result, node), lambda: _some(c, found))
+
+
+def _arguments_or(c: Context, node: ast.AST, found: Node, given: Value) -> Node:
+    """Return the arguments that a pre-hook gives, or the previous ones where that is None."""
+    if not _may_be_none(found):
+        return found
+    parts = [m for m in members(found.type) if m != t.NONE]
+    counts = {len(m.elems) if isinstance(m, t.TupleType) else 1 for m in parts}
+    if t.ANY in parts or counts != {len(cast("t.TupleType", given.type).elems)}:
+        raise c.error(node, "a pre-hook that gives other arguments, or None", "as many arguments")
+
+    def changed() -> Value:
+        some = _some(c, found)
+        return some if isinstance(some.type, t.TupleType) else c.builder.tuple_make([some])
+
+    return choose(c, node, c.py(node, "py.is", found, c.const(None)), lambda: given, changed)
+
+
 def _call_hook(
-    c: Context, call: Call, hook: Any, args: list[Node], wrapped: Callable[[Any], Any]
+    c: Context,
+    call: Call,
+    hook: Any,
+    args: list[Node],
+    wrapped: Callable[[Any], Any],
+    settled: Callable[[Node], Node],
 ) -> Node:
     inner = Call(node=call.node, args=args)
     if is_torch_hook(hook):  # never called by Python: nothing tells which attributes it assigns
         return c.inline(unwrap(type(hook).__call__), call.node, [PythonObject(hook), *args])
-    found = attempt(c, lambda: _inlined(c, hook, inner))
+    found = attempt(c, lambda: settled(_inlined(c, hook, inner)))
     if not isinstance(found, CompileError):
         return found
     return _called(c, hook, inner, wrapped)
