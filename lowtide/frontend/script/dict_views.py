@@ -41,6 +41,29 @@ def shown(c: Context, found: Value) -> Value:
     return c.dynamic("py.call_method", list(view.operands), name=name, kwnames=())
 
 
+def kept(c: Context, found: Node, node: ast.AST) -> Node:
+    """Return what is put into a container, an attribute or a result: Python's own views, of a tuple
+    that holds some, too. Raises CompileError for iterators, in whose place a list would show."""
+    if isinstance(found, Value) and c.is_iterator(found):
+        problem = "an iterator, which can only be read, is put into a container or a result"
+        raise c.error(node, problem, "`list(…)` around the iterator")
+    maker = c.builder.makers.get(found) if isinstance(found, Value) else None
+    if not isinstance(found, Value) or maker is None:
+        return found
+    if maker.name != "tuple.make" or not isinstance(found.type, t.TupleType):
+        return shown(c, found)
+    parts = [kept(c, part, node) for part in maker.operands]
+    if all(a is b for a, b in zip(parts, maker.operands, strict=True)):
+        return found
+    values = [c.as_value(part, node) for part in parts]
+    return c.builder.tuple_make(values, found.type.names, found.type.cls)
+
+
+def kept_value(c: Context, node: ast.expr) -> Value:
+    """Compile an expression whose value is put into a container."""
+    return c.as_value(kept(c, c.expr(node), node), node)
+
+
 def as_operands(
     c: Context, node: ast.AST, py_name: str, left: Value, right: Value
 ) -> tuple[Value, Value]:

@@ -25,7 +25,7 @@ import torch
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.captured import capture, capture_object
 from lowtide.frontend.script.context import Context, expression, link
-from lowtide.frontend.script.dict_views import shown, view_of
+from lowtide.frontend.script.dict_views import kept_value, shown, view_of
 from lowtide.frontend.script.global_containers import type_of_live
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
@@ -206,7 +206,7 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
 
 def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable: str = "") -> Node:
     """`base.name` of an SSA value."""
-    base = c.not_none(base)
+    base = shown(c, c.not_none(base))
     if base in c.containers and (own := own_attribute(c, node, base, name)) is not None:
         return own
     match base.type:
@@ -293,14 +293,14 @@ def compile_dict(c: Context, node: ast.Dict) -> Node:
     for key, value in zip(node.keys, node.values, strict=True):
         assert key is not None
         keys.append(c.value(key))
-        values.append(c.value(value))
+        values.append(kept_value(c, value))
     return make_dict(c, keys, values)
 
 
 def _spread_dict(c: Context, node: ast.Dict) -> Value:
     made = make_dict(c, [], [])
     for key, value in zip(node.keys, node.values, strict=True):
-        item = c.value(value)
+        item = c.value(value) if key is None else kept_value(c, value)
         if key is not None:
             _put(c, made, c.value(key), item)
             continue

@@ -34,6 +34,7 @@ from lowtide.frontend.script.context import (
     Context,
     Step,
 )
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.nodes import Chosen, Node, Poison, is_choosable, is_data
 from lowtide.ir import types as t
 from lowtide.ir.builder import UNKNOWN
@@ -307,6 +308,10 @@ class _Meeting:
         known = builder.constant(a), builder.constant(b)
         if UNKNOWN not in known and same_literal(*known) and a.type == b.type:
             return builder.const(known[0])
+        with builder.inside(self.branches[0].block):
+            a = shown(self.c, a)
+        with builder.inside(self.branches[1].block):
+            b = shown(self.c, b)
         return a, b, t.join(a.type, b.type)
 
     def narrowings(self, value: Node | Poison | None) -> list[Value]:

@@ -34,6 +34,7 @@ from lowtide.frontend.script.arguments import REST
 from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.functions import outer_names
 from lowtide.frontend.script.module_attributes import state_of
 from lowtide.frontend.script.module_state import Restart, own_call
@@ -174,7 +175,7 @@ def operand(c: Context, call: Call, found: Node) -> Value:
     """Return the value that Python receives; for a module node, the module."""
     if isinstance(found, ModuleRef):
         return state_of(c).object(found.path, found.module)
-    return c.as_value(found, call.node)
+    return shown(c, c.as_value(found, call.node))
 
 
 def left_to_python(c: Context, fn: FunctionType, call: Call) -> Node | None:

@@ -33,6 +33,7 @@ from lowtide.frontend.script.context import (
     Step,
     statement,
 )
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.displays import run_over
 from lowtide.frontend.script.flow import branch_on, choose, exit_flag, open_branch, run
 from lowtide.frontend.script.iteration import Iteration, Reading, if_there, iterate, static_length
@@ -367,7 +368,7 @@ class _Body:
     def _variable(self, name: str) -> Value:
         value = self.late.get(name) or self.c.frame.vars[name]
         assert isinstance(value, Value)
-        return value
+        return shown(self.c, value)
 
     def _compile(self, names: Sequence[str], types: Sequence[Type]) -> _Trial:
         c = self.c
@@ -398,7 +399,8 @@ class _Body:
             if not isinstance(value, Value):
                 why = value.why if isinstance(value, Poison) else f"{name!r} is not a value"
                 raise _Unlike(c.error(self.node, why))
-            values.append(value)
+            with c.builder.inside(branch.block):
+                values.append(shown(c, value))
         return _Trial(branch.block, condition[0], values)
 
     def _read_before(self) -> dict[str, Poison]:

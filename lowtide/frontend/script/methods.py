@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.dict_views import kept
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
 from lowtide.frontend.script.remedies import IGNORED, alike
@@ -43,8 +44,10 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
     plain = receiver.type.elem if isinstance(receiver.type, OptionalType) else receiver.type
     if isinstance(plain, ClassType):
         return classes.call_method(c, call.node, receiver, name, call.args, call.keywords)
-    given = c.read if name in _READERS else c.as_value
-    args = [given(a, call.node) for a in call.args]
+    if name in _READERS:
+        args = [c.read(a, call.node) for a in call.args]
+    else:
+        args = [c.as_value(kept(c, a, call.node), call.node) for a in call.args]
     match plain:
         case ListType(t.INT) if name == "numel" and not _is_list(c, receiver):  # of a torch.Size
             return c.py(call.node, "list.numel", receiver, *args)

@@ -18,6 +18,7 @@ import torch
 from lowtide.frontend.script import classes, language
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, NotKnown
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.expressions import value_attribute
 from lowtide.frontend.script.module_state import join_path
 from lowtide.frontend.script.narrowing import exact_class, is_one, members, python_class
@@ -37,7 +38,7 @@ def _isinstance(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef) and isinstance(cls, PythonObject):
         c.assumed.note_class(found.module)
         return c.const(isinstance(found.module, cast("Any", cls.obj)))
-    value = classes.as_found(c, c.as_value(found, call.node), by_class=True)
+    value = classes.as_found(c, shown(c, c.as_value(found, call.node)), by_class=True)
     if not isinstance(cls, PythonObject):
         raise c.error(
             call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
@@ -74,7 +75,9 @@ def _type(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef):
         c.assumed.note_class(found.module)
         return PythonObject(type(found.module))
-    found = classes.as_found(c, found, by_class=True) if isinstance(found, Value) else found
+    found = (
+        classes.as_found(c, shown(c, found), by_class=True) if isinstance(found, Value) else found
+    )
     cls = exact_class(found.type) if isinstance(found, Value) else None
     if cls is not None:
         return PythonObject(cls)
@@ -99,7 +102,7 @@ def _getattr(c: Context, call: Call) -> Node:
     if isinstance(found, PythonObject):
         is_there = len(call.args) == 2 or c.constant(has_attribute(c, found, name)) is not False
         return object_attribute(c, call.node, found, name) if is_there else call.args[2]
-    value = c.as_value(found, call.node)
+    value = shown(c, c.as_value(found, call.node))
     if len(call.args) == 3 and not _class_has(value, name):
         return _ask_python(c, getattr, value, name, c.as_value(call.args[2], call.node))
     return value_attribute(c, call.node, value, name)
@@ -129,7 +132,7 @@ def _hasattr(c: Context, call: Call) -> Node:
     if isinstance(found, ModuleRef):
         _rely_on_presence(c, found, name)
         return c.const(hasattr(found.module, name))
-    value = c.as_value(found, call.node)
+    value = shown(c, c.as_value(found, call.node))
     return c.const(True) if _class_has(value, name) else _ask_python(c, hasattr, value, name)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from lowtide.frontend import call_forms, torch_schemas
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.mutation import writing_op
 from lowtide.frontend.script.nodes import Method, Node, PythonObject
 from lowtide.frontend.script.remedies import member
@@ -101,7 +102,8 @@ _CLASSES: dict[object, torch.dtype] = {
 def _argument(c: Context, node: ast.AST, found: Node) -> Value:
     if isinstance(found, PythonObject) and isinstance(found.obj, type) and found.obj in _CLASSES:
         return c.const(_CLASSES[found.obj])
-    return c.as_value(found, node)
+    c.check_no_iterator(found, node)  # PyTorch takes lists and tuples only
+    return shown(c, c.as_value(found, node))
 
 
 def _is_compiled(
