@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -48,10 +48,10 @@ def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
 def draws(op: Op, env: Mapping[Value, Any]) -> bool:
     """Whether the op may take elements from an iterator, or runs over an object by Python code."""
     values = [env[v] for v in op.operands]
-    if op.name in _RUNS_OVER and isinstance(
-        getattr(type(values[0]), "__iter__", None), FunctionType
-    ):
-        return not isinstance(values[0], torch.Tensor)
+    if op.name in _RUNS_OVER and not isinstance(values[0], torch.Tensor):
+        cls = cast("type[Any]", type(values[0]))
+        if isinstance(getattr(cls, "__iter__", None), FunctionType):
+            return True
     return any(isinstance(v, Iterator) for v in values)
 
 

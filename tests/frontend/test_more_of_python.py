@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -307,3 +307,43 @@ def test_a_length_is_an_int_that_is_not_negative() -> None:
         scripted(Sized(2.5))
     with pytest.raises(ValueError, match="should return >= 0"):
         scripted(Sized(-3))
+
+
+class State(NamedTuple):
+    keys: Tensor
+    count: int = 1
+
+    @property
+    def double(self) -> int:
+        return self.count * 2
+
+    def total(self) -> int:
+        return self.count + 1
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        if self.state is None:
+            self.state = State(x)
+        else:
+            keys = torch.cat([self.state.keys, x])
+            self.state = self.state._replace(keys=keys, count=self.state.total())
+        return self.state._asdict(), self.state.double
+
+
+def test_methods_of_a_named_tuple_that_may_be_none() -> None:
+    plain, compiled = Cached(), lt.script(Cached())
+    for _ in range(3):
+        assert str(compiled(torch.ones(1))) == str(plain(torch.ones(1)))
+
+    @lt.script
+    def replaced(state: State | None) -> State:
+        return state._replace(count=3)  # pyright: ignore[reportOptionalMemberAccess]
+
+    assert replaced(State(torch.ones(1))).count == 3
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute '_replace'"):
+        replaced(None)

@@ -252,7 +252,7 @@ def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> No
     """A field or a method of a named tuple."""
     type_ = _plain(base.type)
     assert isinstance(type_, TupleType)
-    cls = cast("Any", python_objects.find(type_.cls)) if type_.cls else None
+    cls: Any = python_objects.find(type_.cls) if type_.cls else None
     found = inspect.getattr_static(cls, name, None) if type_.cls else None
     if base.type != type_ and (found is not None or name in type_.names):  # None has no such name
         base = c.py(node, "py.member_of", base, c.const(name))

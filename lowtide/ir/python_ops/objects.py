@@ -50,6 +50,10 @@ class Drawn:
         return not self.has_ended
 
 
+def _current(drawn: Drawn) -> object:
+    return drawn.current
+
+
 def _whole(value: Any) -> list[Any]:
     if isinstance(value, Iterator):
         raise TypeError("zip() of an iterator is not compiled; write `list(...)` around it")
@@ -60,7 +64,7 @@ ROWS = [
     # A loop over what is no list: Python's own iterator, an element at a time.
     OpDef(name="iter.of", run=Drawn, result=always(t.ANY), effects=Effects.ALL),
     OpDef(name="iter.goes_on", run=Drawn.goes_on, result=always(t.BOOL), effects=Effects.ALL),
-    OpDef(name="iter.item", run=lambda d: d.current, result=always(t.ANY), effects=Effects.READS),
+    OpDef(name="iter.item", run=_current, result=always(t.ANY), effects=Effects.READS),
     OpDef(name="iter.whole", run=_whole, result=always(t.ListType(t.ANY))),
     OpDef(name="future.done", run=_done, result=lambda o: FutureType(o[0])),
     OpDef(name="future.wait", run=_wait, result=_awaited),
