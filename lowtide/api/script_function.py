@@ -36,6 +36,7 @@ from lowtide.execute.differences import differences, type_facts
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.recursion import is_inside, running
 from lowtide.frontend.script.script import check_syntax, signature_types, simplified_function
 from lowtide.frontend.trace.active import active
 from lowtide.ir import types as ir_types
@@ -78,7 +79,7 @@ class ScriptFunction(TorchJitMembers):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the Python function would return."""
-        if _is_compiling():
+        if _is_compiling() or (running and is_inside(self._of_defaults)):
             return self._fn(*args, **kwargs)
         if _reason():
             return watching.call(self._fn.__name__, self, self._python, _reason, args, kwargs)

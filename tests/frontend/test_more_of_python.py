@@ -347,3 +347,16 @@ def test_methods_of_a_named_tuple_that_may_be_none() -> None:
     assert replaced(State(torch.ones(1))).count == 3
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute '_replace'"):
         replaced(None)
+
+
+@lt.script
+def depth_of(n: int) -> int:
+    return 0 if n == 0 else 1 + depth_of(n - 1)
+
+
+def test_python_runs_recursive_calls_of_a_compiled_function() -> None:
+    """The inner calls are uncompiled, and take a few of Python's frames each."""
+    assert depth_of(200) == 200
+    before = lt.cache_stats()
+    assert depth_of(201) == 201
+    assert lt.cache_stats().calls_eager == before.calls_eager

@@ -52,6 +52,7 @@ from lowtide.frontend.script.nodes import (
     is_choosable,
 )
 from lowtide.frontend.script.programs import call_program, call_saved, program_of
+from lowtide.frontend.script.recursion import uncompiled
 from lowtide.frontend.script.remedies import CALLABLES, IGNORED
 from lowtide.frontend.script.source import is_installed, is_of_library, is_stdlib, mark_of, unwrap
 from lowtide.frontend.script.statements import as_declared
@@ -410,7 +411,10 @@ def _recursion(
     """Compile a recursive call: Python makes it, since its depth is unknown."""
     place = ast.copy_location(ast.Call(ast.Constant(None), [], []), node)
     call = Call(node=place, args=list(args), keywords=dict(keywords))
-    return _py_call(c, fn, call)
+    from lowtide.frontend.script import left_to_python  # it reads this module
+
+    type_ = left_to_python.returned(fn, t.ANY)
+    return left_to_python.python_call(c, fn, call, type_, target=uncompiled(fn))
 
 
 CALL_OF[Method] = _method_call
