@@ -266,7 +266,7 @@ class _Planner:
                 self._emit([local], path, body, scope)
                 scope.ready.add(name)
         for e in item.staged:
-            if self._can_stage(e, path, scope, self.a.rescaled.get(item.name)):
+            if self._can_stage(e, path, scope):
                 self._stage(e, item, path, body, scope)
                 points = self.a.ctx.live(e) & set(item.loops)
                 for other in later:
@@ -279,14 +279,12 @@ class _Planner:
                         ):
                             self._stage(x, other, path, body, scope)
 
-    def _can_stage(
-        self, e: Expr, path: tuple[Axis, ...], scope: _Scope, running: str | None = None
-    ) -> bool:
-        """Is all that it reads there? Of the `running` maximum what it is so far will do."""
+    def _can_stage(self, e: Expr, path: tuple[Axis, ...], scope: _Scope) -> bool:
+        """Is all that it reads there? A running maximum is, once it is that of this tile, too."""
         if e in scope.staged or not {a for a in self.a.ctx.live(e) if a in self.a.tiles} <= {*path}:
             return False
         read = {n for n in contains_inner(e, self.a.ctx) if n in self.a.local}
-        return (read | self.a.persistent_reads(e)) - {running} <= scope.ready
+        return read | self.a.persistent_reads(e) <= scope.ready
 
     def _start(self, b: Buffer, item: Item) -> float | int | bool:
         if b.fn in ARG:

@@ -53,7 +53,8 @@ def verify(kernel: Kernel) -> None:
             if isinstance(w, Store) and isinstance(w.expr, AddAt) and w.target in kernel.outputs:
                 raise VerifyError(f"kernel {kernel.name} adds to {w.target}, which it stores")
             for buffer, name in _read(w.expr, stmt, kernel):
-                if isinstance(w, Store) or w.buffer is not buffer:
+                is_kept = not isinstance(w, Store) and w.buffer.name in (buffer.name, f"{name}_old")
+                if not is_kept:
                     _check(buffer, past[buffer.name], around, kernel, running=name)
         for w in stmt.writes:
             if not isinstance(w, Store):
@@ -86,11 +87,11 @@ def _read(expr: Expr, nest: Nest, kernel: Kernel) -> Iterator[tuple[Buffer, str]
 
 
 def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: str) -> None:
-    if past and f"{running}_old" in kernel.values:
-        return  # a running maximum: its readers follow it, they are rescaled whenever it grows
     made = [e for e in past if e.write is not None]
     if not made:
         raise VerifyError(f"kernel {kernel.name} reads {b.name} before anything made it")
+    if f"{running}_old" in kernel.values:
+        return  # a running maximum: its readers follow it, they are rescaled whenever it grows
     if b.per_thread:
         raise VerifyError(f"kernel {kernel.name} reads {b.name}, of which a thread has a part")
     for event in made:

@@ -77,3 +77,17 @@ def test_a_sum_in_tiles_of_its_own_waits_for_the_maximum(length: int) -> None:
         return F.scaled_dot_product_attention(q, k, v)
 
     torch.testing.assert_close(lt.script(attend)(*given), attend(*given), rtol=1e-4, atol=1e-5)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("rows", [34, 300])
+def test_nothing_is_staged_of_a_maximum_that_has_not_begun(rows: int, width: int) -> None:
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, rows, width, requires_grad=True) for _ in range(3)]
+    results = [(y, *torch.autograd.grad(y.sin().sum(), given)) for y in
+               (f(*given) for f in (lt.script(causal), causal))]  # fmt: skip
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,4 +89,22 @@ def test_more_than_a_tile() -> None:
     kernel, _, terms = tile_of_product()
     kernel.body.append(terms.body[0])
     with pytest.raises(VerifyError, match="more than a tile"):
+        verify(kernel)
+
+
+def test_a_running_maximum_that_has_not_begun() -> None:
+    kernel = planned("softmax", 64)[0]
+    begun = next(k for k, s in enumerate(kernel.body) if isinstance(s, Fill))
+    fill = kernel.body[begun]
+    assert isinstance(fill, Fill)
+    largest = kernel.values[fill.buffer.name]
+    kernel.values[f"{largest.name}_old"] = replace(largest, name="old", fn="")
+    held = replace(largest, name="held", fn="")
+    kernel.buffers.append(held)
+    read = ex.load(largest.name, (as_index(0), as_index(0)), held.dtype)
+    stage = Nest(axes=held.axes, writes=[Stage(buffer=held, expr=read)])
+    kernel.body.insert(begun + 2, stage)
+    verify(kernel)
+    kernel.body.insert(begun + 1, kernel.body.pop(begun + 2))
+    with pytest.raises(VerifyError, match="before anything made it"):
         verify(kernel)
