@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.budget.chunk_forms import in_chunk_form
 from lowtide.budget.effects import Effects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
@@ -31,11 +32,12 @@ from lowtide.diagnostics import faults
 from lowtide.execute.backend import Tiles
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.driver import Driver
-from lowtide.ir import opdefs
+from lowtide.ir import effects, opdefs
 from lowtide.ir.core import Block, Function, Op, Value, with_block
 from lowtide.memory import watching
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private.pytree import tensors_in
+from lowtide.torch_private.tensors import storage_of
 
 Tensor = torch.Tensor
 _ALONG_ROWS: Final = frozenset((
@@ -104,10 +106,12 @@ class ChunkedDriver(PlannedDriver[Driver]):
         try:
             with watching.aside():
                 outer = Outer(self._plain, args)
-                function = _with_small_ops_first(outer)
-                if function is not self.function:
-                    outer = Outer(Driver(function), args)
+                for rewritten in (_in_chunk_form, _with_small_ops_first):
+                    function = rewritten(outer)
+                    if function is not outer.function:
+                        outer = Outer(Driver(function), args)
                 chunks = dict(_runs(outer))
+                function = outer.function
         except Exception as fault:
             faults.survive(fault, f"{self.function.name}: what can be done in chunks")
             return self._plain
@@ -150,6 +154,16 @@ def _run_over(outer: Outer, start: int, pos: int) -> Candidate | None:
     return next((c for c in candidates(outer, start, pos + 1) if c.stop > pos), None)
 
 
+def _in_chunk_form(outer: Outer) -> Function:
+    """Rewrite the ops between those that make pairs and those of PyTorch's that read them."""
+    reach = [(first, pos) for pos in range(outer.last) if (first := _first(outer, pos)) is not None]
+    if not reach:
+        return outer.function
+    ops, begin, end = list(outer.ops), min(a for a, _ in reach), max(b for _, b in reach)
+    in_chunk_form(outer, ops, begin, end, _LEAST_BYTES)
+    return _with_ops(outer.function, ops)
+
+
 def _with_small_ops_first(outer: Outer) -> Function:
     """Move ops that do not depend on pairs in front of those that make them: what they give is then
     an operand of the section, which may be read both as a whole and in parts. Numbers that they
@@ -167,9 +181,13 @@ def _with_small_ops_first(outer: Outer) -> Function:
         ids = {id(op) for op in moved}
         left = [op for op in between if id(op) not in ids]
         ops[begin:end] = _with_own_numbers(moved, inside) + left
-    if ops == list(outer.ops):
-        return outer.function
-    return with_block(outer.function, Block(outer.function.block.args, ops))
+    return _with_ops(outer.function, ops)
+
+
+def _with_ops(function: Function, ops: list[Op]) -> Function:
+    if ops == list(function.block.ops):
+        return function
+    return with_block(function, Block(function.block.args, ops))
 
 
 def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> list[Op]:
@@ -183,11 +201,17 @@ def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> lis
         is_small = all(_nbytes(outer, v) < _LEAST_BYTES for v in op.results)
         if not pairs.isdisjoint(op.operands) or not is_small or op.blocks:
             pairs.update(op.results)
-        elif is_tensor and opdefs.is_shareable(op, makers):
+        elif is_tensor and (opdefs.is_shareable(op, makers) or _makes_only(outer, op, makers)):
             moved.append(op)
         elif is_tensor:
             pairs.update(op.results)
     return moved
+
+
+def _makes_only(outer: Outer, op: Op, makers: Mapping[Value, Op]) -> bool:
+    """Whether the op makes a tensor that nothing writes into later."""
+    is_written = any(outer.is_written(storage_of(x), 0) for x in outer.tensors(op.results[0]))
+    return not is_written and not opdefs.effects_of(op, makers) & effects.Effects.READS
 
 
 def _with_own_numbers(moved: Sequence[Op], inside: Mapping[Value, Op]) -> list[Op]:

@@ -44,6 +44,10 @@ from lowtide.torch_private.pytree import tensors_in
 
 Tensor = torch.Tensor
 _REDUCTIONS: Final = ("torch.sum", "torch.mean")
+_LIKE: Final = ("torch.zeros_like", "torch.ones_like", "torch.full_like")
+_NOT_POINTWISE: Final = (
+    "", "setitem", "places", "Tensor.fill_diagonal_", "Tensor.triu", "Tensor.tril",
+)  # fmt: skip
 _RESHAPES: Final = ("torch.flatten", "torch.reshape", "torch.view")
 
 
@@ -51,6 +55,8 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
     """Return the dim along which each tensor of `results` is cut, by id; others are whole.
 
     `values`: one for each operand. Raises Dependent and Needs."""
+    if op.name in _LIKE:
+        return pointwise(values[:1], {}, results, cut)
     rule = rule_of(op, values)
     if op.name in opdefs.STATISTICS and rule is not None and is_lowered(op, values):
         raise Dependent("takes the whole batch, in kernels that keep no more than they read")
@@ -115,7 +121,7 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
 
 def is_pointwise_write(op: Op) -> bool:
     """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`, `x[mask] = 0`."""
-    return inplace.out_of_place(op) not in ("", "setitem", "places", "Tensor.fill_diagonal_")
+    return inplace.out_of_place(op) not in _NOT_POINTWISE
 
 
 def _on_a_copy(op: Op) -> list[Op]:

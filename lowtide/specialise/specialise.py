@@ -318,11 +318,17 @@ class _Specialiser:
         return self.ask(index)
 
     def found_equal(self, a: Index, b: Index) -> None:
-        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are."""
+        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are, and
+        NeedConst for a symbol that is a number of the program: captured graphs have numbers for
+        the sizes of what they make."""
         names = [atom.name for atom in (lone_size(a), lone_size(b)) if atom is not None]
-        is_known = len(names) == 2 and all(self.spots.get(name) for name in names)
-        if is_known and self.numbers[names[0]] == self.numbers[names[1]]:
-            raise NeedAlike((names[0], names[1]))
+        if not names or not all(self.spots.get(name) for name in names):
+            return
+        first, *others = names
+        if others and self.numbers[first] == self.numbers[others[0]]:
+            raise NeedAlike((first, others[0]))
+        if not others and first not in self.free and self.numbers[first] in (a.const, b.const):
+            raise NeedConst(frozenset(names))
 
     def truth(self, x: Abs) -> Abs | None:
         """bool(x) of a tensor of one element, in a loop that is lifted."""

@@ -65,7 +65,8 @@ def beside_two(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("write", [
     "z.add_(1)", "z[x > 0] = 1.0", "z[x[:, 0] > 0] = 1.0", "z.masked_fill_(x > 0, 2.0)",
-    "z[:, 0] = 3.0", "z.fill_diagonal_(4.0)", "z[torch.arange(2), torch.arange(2)] = 5.0",
+    "z[:, 0] = 3.0", "z.fill_diagonal_(4.0)", "z.triu_(1)", "z.tril_(diagonal=-1)",
+    "z[torch.arange(2), torch.arange(2)] = 5.0",
     "z.scatter_(1, torch.arange(2)[:, None], 6.0)", "z.zero_()",
 ])  # fmt: skip
 def test_an_expanded_tensor_is_one_memory(write: str) -> None:

@@ -104,12 +104,45 @@ def one_of_each_row(a: Tensor, b: Tensor) -> Any:
     return d.sum(1)
 
 
+def nearest_of_itself(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cdist(a, a).topk(4, dim=1, largest=False)[0][:, 1:]  # eager: not 0 to itself
+
+
+def nearest_others(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, a)
+    d.fill_diagonal_(INF)
+    return d.topk(3, dim=1, largest=False)[0]
+
+
+def largest_later(a: Tensor, b: Tensor) -> Any:
+    d = squared(a, a)
+    return torch.triu(d, diagonal=1).topk(3, dim=1)[0], d.tril_(-2).topk(2, dim=1)[0]
+
+
+def without_itself(a: Tensor, b: Tensor) -> Any:
+    inner = a @ a.t()
+    mask = torch.eye(a.shape[0], dtype=torch.bool)
+    return (inner - torch.eye(a.shape[0])).topk(2)[0], inner.masked_fill(mask, -INF).topk(2)[0]
+
+
+def passed(a: Tensor, b: Tensor) -> Tensor:
+    opacity = torch.exp(-squared(a, b))
+    opacity = torch.where(opacity > 0.01, opacity, torch.zeros_like(opacity))
+    return torch.cumprod(torch.cat([torch.ones(a.shape[0], 1), 1 - opacity], 1), 1)[:, -1]
+
+
 FUNCTIONS = [
+    nearest_of_itself, nearest_others, largest_later, without_itself, passed,
     scattered, one_of_each_row,
     top, top_of_itself, sort, sort_the_other_way, middle, quantile, histogram, counts,
     weighted_counts, running, phases, cross, others, masked, selected,
 ]  # fmt: skip
 DIFFERENTIABLE = [
+    nearest_of_itself,
+    nearest_others,
+    largest_later,
+    without_itself,
+    passed,
     scattered,
     one_of_each_row,
     top,

@@ -52,6 +52,7 @@ _ITEMS: Final = frozenset({"int", "slice", "none", "ellipsis"})
 # `x[mask] = v`: the mask is of the first dims, or of the last ones.
 _MASKED: Final[dict[tuple[str, ...], bool]] = {("tensor",): True, ("ellipsis", "tensor"): False}
 _PLACES: Final = ("tensor", "tensor")  # `x[arange(n), columns] = v`
+_TRIANGLES: Final = ("Tensor.triu", "Tensor.tril")
 _FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_diagonal_")
 
 
@@ -98,7 +99,7 @@ def out_of_place(op: Op) -> str:
     by_flag = source == target and "out" not in cast("tuple[str, ...]", op.attrs["kwnames"])
     known = (by_name or by_flag) and bool(lookup(source))
     kinds = {r.kind for r in lookup(source)} if known else set[str]()
-    return source if kinds and kinds <= {"pointwise"} else ""
+    return source if source in _TRIANGLES or (kinds and kinds <= {"pointwise"}) else ""
 
 
 def addition(op: Op) -> str:
