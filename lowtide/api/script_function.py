@@ -35,7 +35,7 @@ from lowtide.execute.demands import demands
 from lowtide.execute.differences import differences, type_facts
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
-from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.outside import Assumptions, note_program, renewed
 from lowtide.frontend.script.recursion import is_inside, running
 from lowtide.frontend.script.script import check_syntax, signature_types, simplified_function
 from lowtide.frontend.trace.active import active
@@ -59,6 +59,7 @@ class ScriptFunction(TorchJitMembers):
     __name__: str
     _of_defaults: Callable[..., Any] | None = None  # whose defaults a call has, where it has any
     _defaults: Sequence[object] = ()
+    _count = 0  # of the programs that were made
     _receivers = 0  # arguments that Python counts, which are not in the signature
 
     def __init__(self, fn: Callable[..., Any]) -> None:
@@ -174,6 +175,8 @@ class ScriptFunction(TorchJitMembers):
                 driver.demands = demands(function, assumed)
                 driver.differences = assumed.differences or self._new_types(types, self._drivers)
                 self._drivers[types] = driver
+                self._count += 1
+                note_program(self._count, self.__name__, assumed, driver.differences, warn)
                 if function.captures:
                     driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
             kinds = tuple(map(type, args))

@@ -45,7 +45,7 @@ from lowtide.execute.options import Options
 from lowtide.execute.parametrized import unchanged
 from lowtide.frontend.script.module_methods import MethodProgram, compile_method, method_types
 from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
-from lowtide.frontend.script.outside import Assumptions, renewed
+from lowtide.frontend.script.outside import Assumptions, note_program, renewed
 from lowtide.frontend.script.programs import ties_of
 from lowtide.frontend.script.script import check_syntax
 from lowtide.frontend.script.source import decorated
@@ -434,6 +434,8 @@ class ScriptMethod(ScriptFunction):
         differences = self._compiled_for(types)
         variant = self._variant(function, guards)
         variant.driver.differences = assumed.differences or differences
+        self._count += 1
+        note_program(self._count, self.__name__, assumed, variant.driver.differences, warn)
         variant.driver.leaves, variant.driver.holds = leaves, assumed.holds()
         variant.driver.demands = demands(function, assumed)
         return self._keep(types, variant)

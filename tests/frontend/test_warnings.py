@@ -56,3 +56,48 @@ def test_filters_are_obeyed() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         with pytest.raises(RuntimeWarning, match="first"):
             made(torch.ones(2))
+
+
+def test_many_programs_are_warned_of_once() -> None:
+    """Such as one for each function that is passed. The warning names what keeps changing."""
+
+    def times(k: int) -> Any:
+        return lambda x: x * k
+
+    @lt.script
+    def apply(x: int, fn: Any) -> int:
+        return fn(x)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert [apply(2, times(k)) for k in range(40)] == [2 * k for k in range(40)]
+    (message,) = [str(w.message) for w in found]
+    assert message.startswith("apply was compiled 32 times, the last time because type of `fn` was")
+
+
+class Red:
+    text = ""
+
+
+class Green:
+    text = ""
+
+
+class Blue:
+    text = ""
+
+
+def test_one_name_of_three_classes_is_warned_of() -> None:
+    """All three change each time, so that the count of the name goes past the limit."""
+
+    @lt.script
+    def total() -> int:
+        return len(Red.text) + len(Green.text) + len(Blue.text)
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for k in range(12):
+            Red.text = Green.text = Blue.text = "x" * k
+            assert total() == 3 * k
+    (message,) = [str(w.message) for w in found]
+    assert message.startswith("total is recompiled whenever `text` changes")

@@ -215,6 +215,7 @@ _ABSENT = object()
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _holders: dict[int, dict[str, object]] = {}  # they keep what they hold, and so its id
 _OFTEN = 8  # programs that were built since the same name had changed
+_MANY = 32  # programs of one function, for whatever reason
 
 
 def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None]) -> Assumptions:
@@ -229,7 +230,8 @@ def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None
         if type(cast("object", h)) is dict and type(was) in _NUMBERS and type(now) is type(was)
     }
     counts = before.counts + Counter(name for _, name, _, _ in changed)
-    often = next((name for _, name, _, _ in changed if counts[name] == _OFTEN), None)
+    names = (name for _, name, _, _ in changed)
+    often = next((n for n in names if before.counts[n] < _OFTEN <= counts[n]), None)
     if often is not None:
         warn(
             f"{program} is recompiled whenever `{often}` changes, so far {_OFTEN} times; "
@@ -237,6 +239,23 @@ def renewed(before: Assumptions | None, program: str, warn: Callable[[str], None
         )
     differences = tuple(_difference(h, n, was, now) for h, n, was, now in changed)
     return Assumptions(varying=before.varying | varying, counts=counts, differences=differences)
+
+
+def note_program(
+    count: int,
+    program: str,
+    assumed: Assumptions,
+    differences: Sequence[str],
+    warn: Callable[[str], None],
+) -> None:
+    """Warns once about a function that gets a new program again and again, such as one for each
+    class of its arguments. `count`: its programs; `differences`: why the last one was built."""
+    has_warned = any(often >= _OFTEN for often in assumed.counts.values())
+    if count == _MANY and differences and not has_warned:
+        warn(
+            f"{program} was compiled {_MANY} times, the last time because {differences[0]}; "
+            "each program takes time to compile, and is kept"
+        )
 
 
 def _difference(holder: object, name: str, was: object, now: object) -> str:
