@@ -172,14 +172,14 @@ def test_what_a_busy_machine_gives_is_not_kept(
     monkeypatch.setattr(measured_rates, "_LEAST_S", 0.0)
     found = (100.0, 1.0 if is_busy else 50.0)
     monkeypatch.setattr(measured_rates, "_of_product", lambda *_: found)
-    written: list[Any] = []
+    written: list[str] = []
     monkeypatch.setattr(facts, "read", lambda kind, key: dict[str, str]())
-    monkeypatch.setattr(facts, "write", lambda kind, key, rows: written.append(rows))
+    monkeypatch.setattr(facts, "write", lambda kind, key, rows: written.append(kind))
     with config.override(products=""):
         measured_rates.ensure_measured(["f32"])
         assert rates.is_measured("f32")
         assert rates.is_librarys(product(512, 512, 512)) != is_busy
-    assert bool(written) != is_busy
+    assert ("rates" in written) != is_busy
 
 
 def test_explain_shows_the_rates_of_a_product(measured: None) -> None:
