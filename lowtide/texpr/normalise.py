@@ -18,7 +18,7 @@ Out: the same values, where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers, simplify
@@ -44,6 +44,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     roots = dict.fromkeys([*program.outputs, *program.checks])
     added_to = program.added_to()
     current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
+    current = _reduced_once(current, roots, program.again | added_to)
     room = sum(elements(i.shape, hints) for i in program.inputs.values())
     room += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
     current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room, added_to)))
@@ -106,6 +107,55 @@ def _renamed(d: Def, expr: Expr) -> Def:
 def _without_units(d: Def) -> Def:
     zero = {a: as_index(0) for a in d.axes if a.extent.const == 1}
     return _renamed(d, at_indices(d.expr, zero) if zero else d.expr)
+
+
+# ---- the same reduction twice ---------------------------------------------------------------
+
+
+def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str]) -> list[Def]:
+    """A reduction that another one equals is read from that: two kernels could add up in different
+    orders. A root is a copy; `apart`: what keeps its formula."""
+    result: list[Def] = []
+    first: dict[Hashable, str] = {}  # by formulas that read what `same` names
+    same: dict[str, str] = {}
+    gone: dict[str, str] = {}
+    for d in defs:
+        expr = _reading(d.expr, gone)
+        if d.name not in apart and not d.adds_to:
+            name = first.setdefault(_formula(d, same), d.name)
+            if name != d.name:
+                same[d.name] = name
+                if isinstance(d.expr, Reduce) and d.name not in roots:
+                    gone[d.name] = name
+                    continue
+                if isinstance(d.expr, Reduce):
+                    expr = ex.load(name, [as_index(a) for a in d.axes], d.dtype)
+        result.append(_renamed(d, expr) if expr is not d.expr else d)
+    return result
+
+
+def _formula(d: Def, names: Mapping[str, str]) -> Hashable:
+    """What two definitions have in common that are equal."""
+    if not isinstance(d.expr, Reduce):
+        return (
+            "",
+            d.dtype,
+            tuple(a.extent for a in d.axes),
+            over_numbers(_reading(d.expr, names), d.axes),
+        )
+    body = over_numbers(_reading(d.expr.body, names), (*d.axes, *d.expr.axes))
+    return d.expr.fn, d.dtype, tuple(a.extent for a in (*d.axes, *d.expr.axes)), len(d.axes), body
+
+
+def _reading(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The expression that reads other definitions in place of some."""
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in names:
+            return ex.load(names[node.source], node.index, node.dtype)
+        return None
+
+    return Rewriter(visit)(expr) if names else expr
 
 
 # ---- inlining -------------------------------------------------------------------------------

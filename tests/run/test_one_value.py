@@ -87,3 +87,20 @@ def test_no_tensor_of_pairs_for_it() -> None:
     t = torch.empty(10_000, dtype=torch.int64, device="meta")
     for fn in (ranks_of_the_diagonal, rank_of_a_target):
         assert lt.script(fn).memory(a, b, t).peak_bytes < 16 << 20
+
+
+def sums_written_twice(x: Tensor):
+    total = x.sum()
+    return (x - total).sum(0) - (x - x.sum()).sum(0), x.sum(0) - (x * 1).sum(0), total
+
+
+@pytest.mark.parametrize("shapes", [[(5, 513), (255, 3), (257, 17)], [(700, 300)]])
+def test_sums_that_are_written_twice(shapes: list[tuple[int, int]]) -> None:
+    """The first of the two is a result, so that they are two tensors."""
+    compiled = lt.script(sums_written_twice)
+    for shape in shapes:
+        x = randn(*shape)
+        inner, outer, total = compiled(x)
+        assert (inner == 0).all()
+        assert (outer == 0).all()
+        torch.testing.assert_close(total, x.sum())
