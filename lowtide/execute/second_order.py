@@ -38,6 +38,7 @@ from lowtide.execute.autograd_function import (
     rebuilt,
 )
 from lowtide.execute.gradient import Gradient, cotangent_pattern
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.memory.scopes.hidden import hide_with_callees
 from lowtide.specialise.abstract import Place
 from lowtide.texpr import expr as ex
@@ -283,6 +284,13 @@ def _edges(
 ) -> list[frozenset[int] | None] | None:
     """For each input of the region the positions of the tensors that its gradient depends on, None
     if it has no gradient. None: PyTorch can't tell."""
+    with outside_dispatch_modes():  # a dry run doesn't count this
+        return _edges_on_meta(eager, program, saved, call)
+
+
+def _edges_on_meta(
+    eager: _EagerBackward, program: Program, saved: Mapping[str, Tensor], call: Call
+) -> list[frozenset[int] | None] | None:
     values: list[Any] = []
     sizes = dict(zip(eager.of.gradient.names, call.sizes, strict=True))
     for name, given in program.inputs.items():
