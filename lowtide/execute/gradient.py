@@ -301,6 +301,21 @@ class Gradient:
         shared = tuple(s.name for s in self.saved if s.output >= 0)
         return self.backward((True,) * len(self.wanted), patterns, (*saved, *shared), hints)
 
+    def kernels(self, program: Program, hints: Mapping[str, int], stage: str = "") -> Any:
+        """Compile a Program over the same sizes and numbers; `stage` names it in debug output."""
+        stats.count("compiles")
+        sizes = {n: hints[n] for n in self.names}
+        compile_program = functools.partial(
+            backend.compile_program,
+            program,
+            symbols=self.names,
+            scalars=self.scalars,
+            hints=sizes,
+            machine=self.machine,
+            tiles=self.tiles,
+        )
+        return debug.planned(self.name, compile_program, sizes, stage)
+
     def _compiled(
         self,
         needed: tuple[bool, ...],
@@ -325,20 +340,7 @@ class Gradient:
         }
         program, dense, orders = _in_input_layouts(program, dense, self.program)
         gradients |= dense
-        executable = None
-        if program.outputs:
-            stats.count("compiles")
-            sizes = {n: hints[n] for n in self.names}
-            compile_program = functools.partial(
-                backend.compile_program,
-                program,
-                symbols=self.names,
-                scalars=self.scalars,
-                hints=sizes,
-                machine=self.machine,
-                tiles=self.tiles,
-            )
-            executable = debug.planned(self.name, compile_program, sizes, "backward ")
+        executable = self.kernels(program, hints, "backward ") if program.outputs else None
         named = {**program.inputs, **program.delays, **program.defs}
         return Pass(
             executable=executable,

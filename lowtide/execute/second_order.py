@@ -25,9 +25,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.faults import survive
-from lowtide.execute import backend
 from lowtide.execute.autograd_function import (
     Call,
     Launch,
@@ -44,7 +42,7 @@ from lowtide.specialise.abstract import Place
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import Backward, given_name
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Program, Rewriter
+from lowtide.texpr.expr import Apply, Const, Def, Program
 from lowtide.texpr.index import row_major
 from lowtide.texpr.sizes import evaluate
 from lowtide.torch_private import torch_state
@@ -248,24 +246,12 @@ def _second(
         picked=tuple(places.index(k) for k in range(len(results))),
         orders=(None,) * len(results),
     )
-    edges = _edges(eager, program, dict(zip(g.saved_inputs, kept, strict=True)), call)
+    with outside_dispatch_modes():  # a dry run doesn't count this
+        edges = _edges(eager, program, dict(zip(g.saved_inputs, kept, strict=True)), call)
     if edges is None or [e is None for e in edges] != [k is None for k in places]:
         return None
-    stats.count("compiles")
     hints = dict(zip(g.names, call.sizes, strict=True))
-    recorded = own.record(hints)
-
-    def compiled() -> Any:
-        return backend.compile_program(
-            recorded,
-            symbols=g.names,
-            scalars=g.scalars,
-            hints=hints,
-            machine=g.machine,
-            tiles=g.tiles,
-        )
-
-    executable = debug.planned(own.name, compiled, hints)
+    executable = own.kernels(own.record(hints), hints)
     executable.write()
 
     def run(tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]) -> Any:
@@ -284,13 +270,6 @@ def _edges(
 ) -> list[frozenset[int] | None] | None:
     """For each input of the region the positions of the tensors that its gradient depends on, None
     if it has no gradient. None: PyTorch can't tell."""
-    with outside_dispatch_modes():  # a dry run doesn't count this
-        return _edges_on_meta(eager, program, saved, call)
-
-
-def _edges_on_meta(
-    eager: _EagerBackward, program: Program, saved: Mapping[str, Tensor], call: Call
-) -> list[frozenset[int] | None] | None:
     values: list[Any] = []
     sizes = dict(zip(eager.of.gradient.names, call.sizes, strict=True))
     for name, given in program.inputs.items():
@@ -354,15 +333,10 @@ def _apart(program: Program, forward: Container[str]) -> tuple[Program, Mapping[
     `forward` Program is of no op: rules for the gradient of an op don't hold for that gradient."""
     # what is made of a definition later has a name that ends in something else
     names = {n: f"d_{n}_" for n in program.defs}
-
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in names:
-            return ex.load(names[node.source], node.index, node.dtype)
-        return None
-
-    rewritten = Rewriter(visit)
     defs: dict[str, Def] = {
-        names[n]: replace(d, name=names[n], expr=rewritten(d.expr), op=d.op if n in forward else "")
+        names[n]: replace(
+            d, name=names[n], expr=ex.reading(d.expr, names), op=d.op if n in forward else ""
+        )
         for n, d in program.defs.items()
     }
     outputs = [names.get(n, n) for n in program.outputs]

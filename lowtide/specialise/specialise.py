@@ -42,9 +42,7 @@ from lowtide.specialise.activity import Activity, Full
 from lowtide.specialise.assertions import holds, is_call, negated, only_asserted
 from lowtide.specialise.layers import alive_bytes, are_pairs, narrowest, nbytes
 from lowtide.specialise.lifting import inplace, rows
-from lowtide.specialise.lowering_operands import (
-    elements,
-)
+from lowtide.specialise.lowering_operands import elements
 from lowtide.specialise.missing_sizes import divisors_behind, size_names
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
 from lowtide.specialise.signature import Binding, size_symbol
@@ -198,8 +196,7 @@ class _Specialiser:
         self.is_asserting = False  # such a bool is made, and not asserted yet
 
     def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
-        """The trace; raises NeedGuards in the place of any result, so that each op is traced
-        with all answers."""
+        """The trace; raises NeedGuards in place of any result: all ops are traced with answers."""
         try:
             found = self.trace(block, reach, env)
         except Exception as why:
@@ -318,9 +315,8 @@ class _Specialiser:
         return self.ask(index)
 
     def found_equal(self, a: Index, b: Index) -> None:
-        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are, and
-        NeedConst for a symbol that is a number of the program: captured graphs have numbers for
-        the sizes of what they make."""
+        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are, NeedConst
+        if one is a number of the program: captured graphs have such for what they make."""
         names = [atom.name for atom in (lone_size(a), lone_size(b)) if atom is not None]
         if not names or not all(self.spots.get(name) for name in names):
             return

@@ -519,6 +519,17 @@ class Rewriter:
         return tuple(renamed)
 
 
+def reading(expr: Expr, names: Mapping[str, str]) -> Expr:
+    """The expression that reads other values in place of some."""
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in names:
+            return load(names[node.source], node.index, node.dtype)
+        return None
+
+    return Rewriter(visit)(expr) if names else expr
+
+
 def ordered_axes(expr: Expr, axes: Sequence[Axis]) -> tuple[Axis, ...]:
     """The axes that are free in a part of a definition: the definition's `axes` first, in order."""
     free = expr.free

@@ -120,7 +120,7 @@ def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str
     same: dict[str, str] = {}
     gone: dict[str, str] = {}
     for d in defs:
-        expr = _reading(d.expr, gone)
+        expr = ex.reading(d.expr, gone)
         if d.name not in apart and not d.adds_to:
             name = first.setdefault(_formula(d, same), d.name)
             if name != d.name:
@@ -136,26 +136,11 @@ def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str
 
 def _formula(d: Def, names: Mapping[str, str]) -> Hashable:
     """What two definitions have in common that are equal."""
-    if not isinstance(d.expr, Reduce):
-        return (
-            "",
-            d.dtype,
-            tuple(a.extent for a in d.axes),
-            over_numbers(_reading(d.expr, names), d.axes),
-        )
-    body = over_numbers(_reading(d.expr.body, names), (*d.axes, *d.expr.axes))
-    return d.expr.fn, d.dtype, tuple(a.extent for a in (*d.axes, *d.expr.axes)), len(d.axes), body
-
-
-def _reading(expr: Expr, names: Mapping[str, str]) -> Expr:
-    """The expression that reads other definitions in place of some."""
-
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in names:
-            return ex.load(names[node.source], node.index, node.dtype)
-        return None
-
-    return Rewriter(visit)(expr) if names else expr
+    e = d.expr
+    fn, body, reduced = (e.fn, e.body, e.axes) if isinstance(e, Reduce) else ("", e, ())
+    axes = (*d.axes, *reduced)
+    formula = over_numbers(ex.reading(body, names), axes)
+    return fn, d.dtype, tuple(a.extent for a in axes), len(d.axes), formula
 
 
 # ---- inlining -------------------------------------------------------------------------------

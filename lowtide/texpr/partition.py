@@ -505,18 +505,17 @@ def _forwarded(program: Program) -> Program:
         if made is not None and made.shape == d.shape:  # not the first part of a larger one
             known[n] = known.get(node.source, node.source)
 
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in known:
-            return ex.load(known[node.source], node.index, node.dtype)
-        return None
-
     return replace(
         program,
         delays={
             n: replace(y, source=known.get(y.source, y.source), init=known.get(y.init, y.init))
             for n, y in program.delays.items()
         },
-        defs={n: _rewritten(d, visit) for n, d in program.defs.items() if n not in known},
+        defs={
+            n: replace(d, expr=ex.reading(d.expr, known))
+            for n, d in program.defs.items()
+            if n not in known
+        },
     )
 
 

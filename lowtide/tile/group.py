@@ -174,13 +174,7 @@ def _recomputed(
 
 def _reading(d: Def, old: str, new: str) -> Def:
     """The definition with loads of one value turned to another."""
-
-    def visit(node: ex.Expr) -> ex.Expr | None:
-        if isinstance(node, Load) and node.source == old:
-            return ex.load(new, node.index, node.dtype)
-        return None
-
-    return Def(name=d.name, axes=d.axes, expr=ex.Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+    return Def(name=d.name, axes=d.axes, expr=ex.reading(d.expr, {old: new}), loc=d.loc, op=d.op)
 
 
 def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
