@@ -61,6 +61,10 @@ PARTS = (
     Part(name="fuzz-pointwise", arguments=(*_FUZZ, "--pointwise", "--programs", "500")),
     Part(name="fuzz-gradients", arguments=(*_FUZZ, "--grad", "--programs", "200")),
     Part(name="fuzz-loops", arguments=(*_FUZZ, "--loops", "--programs", "200")),
+    Part(
+        name="fuzz-torchscript",
+        arguments=("-m", "tests.deploy.torchscript.fuzz_torchscript", "--files", "20000"),
+    ),
     Part(name="packages", arguments=("-m", "tests.packages")),
 )
 

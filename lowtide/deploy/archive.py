@@ -1,7 +1,8 @@
 """Writes and reads the zip around a saved program.
 
-In: a path or a binary file object. Out: `write` writes the file, complete or not at all: a path is
-replaced by a rename. `open_archive` returns an `Archive` whose table of contents is checked.
+In: a path or a binary file object; for reading, also the bytes. Out: `write` writes the file,
+complete or not at all: a path is replaced by a rename. `open_archive` returns an `Archive` whose
+table of contents is checked; `is_torchscript` tells files of torch.jit.save from Lowtide's own.
 
     write("m.lt", [("lowtide.json", b"{}"), ("state.safetensors", write_state)])
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import stat
@@ -41,6 +43,10 @@ _BROKEN: Final = (
 _LOCAL_HEADER_BYTES: Final = 30
 _END_BYTES: Final = 22  # the record after the table of contents
 _END_MAGIC: Final = b"PK\5\6"
+_PART_BYTES: Final = 16 << 20
+_LOCAL_MAGIC: Final = b"PK\3\4"
+_UTF8_FLAG: Final = 0x800
+_SCRIPT_NAME: Final = re.compile(r"[^/]+/(?:constants\.pkl|code/.+)", re.DOTALL)
 
 
 def write(f: Target, entries: Iterable[tuple[str, Content]]) -> None:
@@ -100,12 +106,21 @@ def _is_inside(name: str) -> bool:
     return not {"", ".", ".."} & set(name.replace("\\", "/").split("/")) and ":" not in name[:3]
 
 
+def is_torchscript(names: Iterable[str]) -> bool:
+    """Whether entries of these names make a file of torch.jit.save: `X/data.pkl` beside
+    `X/constants.pkl` or `X/code/`."""
+    found = set(names)
+    tops = {name.partition("/")[0] for name in found if _SCRIPT_NAME.fullmatch(name)}
+    return any(f"{top}/data.pkl" in found for top in tops)
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """A file whose table of contents has been checked."""
 
     zip: zipfile.ZipFile
     infos: dict[str, zipfile.ZipInfo]
+    file: IO[bytes]
 
     def read(self, name: str, most_bytes: int) -> bytes:
         """Return a whole entry. Raises LoadError."""
@@ -121,6 +136,24 @@ class Archive:
         info = self.info(name)
         with reading(name), self.zip.open(info) as entry:
             yield entry
+
+    def read_into(self, name: str, memory: memoryview) -> None:
+        """Read a whole entry that is stored, not deflated, straight into memory of its size."""
+        info = self.info(name)
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != len(memory):
+            raise LoadError(f"{name} is compressed, not stored: save the file again")
+        with reading(name):
+            self.file.seek(info.header_offset)
+            header = self.file.read(_LOCAL_HEADER_BYTES)
+            name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
+            raw = self.file.read(name_bytes)
+            found = raw.decode("utf-8" if info.flag_bits & _UTF8_FLAG else "cp437")
+            if not header.startswith(_LOCAL_MAGIC) or found != name:
+                raise zipfile.BadZipFile("its header is another's")
+            self.file.seek(extra_bytes, os.SEEK_CUR)
+            _fill(self.file, memory)
+            if zlib.crc32(memory) != info.CRC:
+                raise zipfile.BadZipFile("its checksum is wrong")
 
     def check_names(self) -> None:
         """Raise LoadError for an entry that files of this version do not have."""
@@ -144,41 +177,83 @@ def reading(what: str) -> Generator[None]:
         raise LoadError(f"{what} cannot be read: the file is damaged ({error})") from error
 
 
+def _fill(file: IO[bytes], memory: memoryview) -> None:
+    into = cast("Callable[[memoryview], int] | None", getattr(file, "readinto", None))
+    while memory:
+        if into is not None:
+            count = into(memory)
+        else:
+            part = file.read(min(len(memory), _PART_BYTES))
+            count = len(part)
+            memory[:count] = part
+        if not count:
+            raise EOFError("the file ends within it")
+        memory = memory[count:]
+
+
 @contextlib.contextmanager
-def open_archive(f: Target) -> Generator[Archive]:
+def open_archive(f: Target | bytes) -> Generator[Archive]:
     """Return the checked archive. Raises LoadError, or OSError if there is no such file."""
     with contextlib.ExitStack() as stack:
         if isinstance(f, str | os.PathLike):
             file: IO[bytes] = stack.enter_context(open(os.fspath(f), "rb"))
+        elif isinstance(f, bytes):
+            file = io.BytesIO(f)
         elif hasattr(cast("Any", f), "read") and hasattr(cast("Any", f), "seek"):
             file = f
         else:
-            raise TypeError(f"lt.load takes a path or a seekable binary file, not {f!r}")
+            raise TypeError(
+                f"lt.load takes a path or a seekable binary file, or its bytes, not {f!r}"
+            )
         with reading("the zip"):
             size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            _refuse_other_formats(file.read(8))
             made = stack.enter_context(zipfile.ZipFile(file))
             infos = made.infolist()
             file.seek(-min(size, _END_BYTES), os.SEEK_END)
             end = file.read()
         _check_table(infos, size)
         _check_ends(infos, end)
-        yield Archive(made, {info.filename: info for info in infos})
+        yield Archive(made, {info.filename: info for info in infos}, file)
+
+
+def _refuse_other_formats(head: bytes) -> None:
+    if head[4:8] == b"PTMF":
+        raise LoadError(
+            "this is a mobile model in the flatbuffer format; save the model with torch.jit.save"
+        )
+    if head[:2] == b"\x80\2":
+        raise LoadError(_SAVED_BY_TORCH_SAVE)
+
+
+def _refuse_other_archives(names: list[str]) -> None:
+    if any(re.fullmatch(r"[^/]+/model\.json", name) for name in names):
+        raise LoadError(
+            "this is a file of torch.jit.save of PyTorch before 1.4: load it with torch.jit.load "
+            "and save it again with torch.jit.save"
+        )
+    if any(name.endswith(".pkl") for name in names) and not is_torchscript(names):
+        raise LoadError(_SAVED_BY_TORCH_SAVE)
+
+
+_SAVED_BY_TORCH_SAVE: Final = (
+    "this is a file of torch.save: it holds a pickle, a program that runs when it is read. "
+    "Read tensors with torch.load(f, weights_only=True); lt.load reads programs of lt.save and "
+    "torch.jit.save"
+)
 
 
 def _check_table(infos: list[zipfile.ZipInfo], size: int) -> None:
     if len(infos) > limits.ENTRIES:
         raise LoadError(f"the file has {len(infos)} entries; at most {limits.ENTRIES} are read")
+    _refuse_other_archives([info.filename for info in infos])
     seen: set[str] = set()
     for info in infos:
         name = info.filename
         if name in seen or name != info.orig_filename:
             raise LoadError(f"the file has two entries {name!r}")
         seen.add(name)
-        if name.endswith(".pkl"):
-            raise LoadError(
-                "this is a file of torch.save or torch.jit.save: it holds pickles, which are "
-                "programs that run when they are read; lt.save writes files for lt.load"
-            )
         if not _is_inside(name):
             raise LoadError(f"the file has an entry {name!r}, which is a path out of the archive")
         _check_entry(info)

@@ -28,6 +28,15 @@ PATH_CHARS: Final = 1 << 26  # total length of the paths that programs read, cou
 TUPLES: Final = 64  # depth of nested tuples in attributes
 DIMENSIONS: Final = 64
 
+# Of files of torch.jit.save. A pickle costs its reader at most 20 times its bytes and 200 bytes for
+# each container. What is deflated, code and debug tables, is limited in total.
+PICKLE_BYTES: Final = 256 << 20
+PICKLE_CONTAINERS: Final = 2_000_000
+PICKLE_NESTING: Final = 400  # an object and the dict of its attributes are two levels
+PICKLE_UNFOLDED: Final = 10_000_000  # values in one container, shared ones counted each time
+SCRIPT_BYTES: Final = 64 << 20  # of code, and of debug tables
+SCRIPT_VERSION: Final = 10  # the newest version of the file format, that of PyTorch 1.12 to 2.13
+
 # Each name in a text that Lowtide generates, and each name of an attribute, is one of these.
 IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 MODULE_NAME: Final = re.compile(r"[^.\x00-\x1f/\\]{1,256}")

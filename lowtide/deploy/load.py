@@ -1,6 +1,6 @@
 """`lt.load`: reads a compiled function or module from a file; see docs/save-format.md.
 
-In: a path or a binary file object. Out: a `ScriptFunction` or `ScriptModule`.
+In: a path, a binary file object or bytes. Out: a `ScriptFunction` or `ScriptModule`.
 
     m = lt.load("model.lt", map_location="cpu")
 
@@ -49,7 +49,7 @@ _known_classes: dict[bytes, dict[str, type]] = {}
 
 
 def load(
-    f: str | os.PathLike[str] | IO[bytes],
+    f: str | os.PathLike[str] | IO[bytes] | bytes,
     map_location: str | torch.device | dict[str, str] | None = None,
     _extra_files: dict[str, Any] | None = None,
     _restore_shapes: bool = False,
@@ -63,6 +63,11 @@ def load(
     place = storages.placing(map_location)
     # A dispose scope around the call does not free the model's tensors.
     with archive.open_archive(f) as opened, watching.aside():
+        if archive.is_torchscript(opened.infos):
+            raise LoadError(
+                "this is a file of torch.jit.save, whose code is not compiled yet: script the "
+                "model's source, and write it with lt.save"
+            )
         manifest = _manifest(opened)
         opened.check_names()
         info = opened.info(limits.STATE)

@@ -92,7 +92,7 @@ def _free(hint: str, taken: Mapping[str, object]) -> str:
     return name
 
 
-def _reach(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def reach(offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the end of the range of elements that a tensor reaches."""
     if 0 in shape:
         return offset
@@ -103,8 +103,7 @@ def _span(group: list[torch.Tensor]) -> tuple[int, int]:
     """Return the range of bytes that the tensors reach; its begin is aligned for any dtype."""
     begin = min(int(t.storage_offset()) * t.element_size() for t in group)
     end = max(
-        _reach(int(t.storage_offset()), tuple(t.shape), t.stride()) * t.element_size()
-        for t in group
+        reach(int(t.storage_offset()), tuple(t.shape), t.stride()) * t.element_size() for t in group
     )
     return begin - begin % _ALIGNED_BYTES, max(begin, end)
 
@@ -177,8 +176,8 @@ def _tensor(row: Node, pieces: Mapping[str, torch.Tensor]) -> torch.Tensor:
     offset, count = row.get("offset").size(), 1
     for extent in shape:
         count *= extent
-    reach = _reach(offset, shape, strides)
-    if count > _MOST or reach * dtype.itemsize > flat.numel():
+    end = reach(offset, shape, strides)
+    if count > _MOST or end * dtype.itemsize > flat.numel():
         raise row.fail(f"a tensor that lies in its piece of {flat.numel()} bytes")
     made: Any = torch.empty(0, dtype=dtype, device=flat.device)
     made = made.set_(flat.untyped_storage(), offset, shape, strides)

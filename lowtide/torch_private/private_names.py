@@ -23,3 +23,8 @@ FAST_PATHS: Final = (
 )
 # The loop of a thread that a data loader starts.
 PIN_MEMORY_LOOP: Final = "torch.utils.data._utils.pin_memory._pin_memory_loop"
+# What the pickles of TorchScript archives name.
+SCRIPT_PICKLE: Final = "torch.jit._pickle."
+REBUILD_TENSOR: Final = "torch._utils._rebuild_tensor_v2"
+REBUILD_QUANTIZED: Final = "torch._utils._rebuild_qtensor"
+REBUILD_SPARSE: Final = "torch._utils._rebuild_sparse_tensor"

@@ -23,6 +23,10 @@ is_view: Final[Callable[[torch.Tensor], bool]] = _Tensor._is_view
 is_zero_tensor: Final[Callable[[torch.Tensor], bool]] = _Tensor._is_zerotensor
 # Stored with the other sign.
 negative_view: Final[Callable[[torch.Tensor], torch.Tensor]] = _C._VariableFunctions._neg_view
+# Says so of a tensor: {"conj": True, "neg": False}.
+set_math_bits: Final[Callable[[torch.Tensor, object], None]] = _C._set_tensor_metadata
+empty_quantized: Final[Any] = _C._VariableFunctions._empty_affine_quantized
+empty_per_channel_quantized: Final[Any] = _C._VariableFunctions._empty_per_channel_affine_quantized
 # They hand out a tensor that exists already.
 GETTERS_OF_OTHERS: Final[tuple[Any, ...]] = (
     *(_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__),
