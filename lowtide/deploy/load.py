@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import IO, Any, Final
+from typing import IO, Any, Final, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from lowtide.deploy.archive import Archive
 from lowtide.deploy.entry_rows import EntryReader
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.loaded import LoadedFunction, SavedMethod
+from lowtide.deploy.torchscript import load as torchscript_load
 from lowtide.deploy.values import Decoder
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
@@ -54,7 +55,7 @@ def load(
     _extra_files: dict[str, Any] | None = None,
     _restore_shapes: bool = False,
 ) -> ScriptFunction | ScriptModule:
-    """Return a compiled function or module from a file that lt.save wrote.
+    """Return a compiled function or module from a file that lt.save or torch.jit.save wrote.
 
     `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict; the
     contents of the extra files with its names are put into it, as bytes. `_restore_shapes`, as in
@@ -64,10 +65,7 @@ def load(
     # A dispose scope around the call does not free the model's tensors.
     with archive.open_archive(f) as opened, watching.aside():
         if archive.is_torchscript(opened.infos):
-            raise LoadError(
-                "this is a file of torch.jit.save, whose code is not compiled yet: script the "
-                "model's source, and write it with lt.save"
-            )
+            return _load_old(opened, place, f, _extra_files)
         manifest = _manifest(opened)
         opened.check_names()
         info = opened.info(limits.STATE)
@@ -77,6 +75,17 @@ def load(
         found = _Loader(opened, manifest, pieces, place).load()
     if _extra_files is not None:
         _extra_files.update(extra)
+    return found
+
+
+def _load_old(
+    opened: Archive, place: storages.Placed, f: object, wanted: dict[str, Any] | None
+) -> ScriptModule:
+    """Return the module of a file of torch.jit.save."""
+    shown = str(cast("object", f)) if isinstance(f, str | os.PathLike) else "the archive"
+    found, old = torchscript_load.load(opened, place, shown)
+    if wanted is not None:
+        wanted.update(old.extra_files(wanted))
     return found
 
 

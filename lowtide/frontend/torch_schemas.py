@@ -151,6 +151,18 @@ def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) 
     return _ANY if plain else _annotated(target)
 
 
+def chosen(aten: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Any:
+    """Return PyTorch's own schema of an operator, "aten::mm", that takes arguments of these types,
+    else the first that takes so many; None if there is none."""
+    raw = torch_jit.schemas(aten)
+    rows = [(s, _schema(s)) for s in raw]
+    for fits in (_takes, _could_take):
+        for own, schema in rows:
+            if fits(schema, args, keywords):
+                return own
+    return None
+
+
 def _asks(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
     """Whether a function is perhaps asked for more than one tensor."""
     name = target.rpartition(".")[2]

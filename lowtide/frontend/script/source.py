@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from lowtide.errors import CompileError, Loc
 from lowtide.frontend.script.private_names import class_around, mangle, mangle_tree
@@ -140,9 +140,15 @@ def is_installed_file(file: str | None) -> bool:
     return not _INSTALLED.isdisjoint(Path(file or "").parts)
 
 
+SOURCE: Final = "__lowtide_source__"  # the attribute of a function that has no file of its own
+
+
 def read_source(fn: FunctionType) -> FunctionSource:
     """Return the parsed source of a function's present code. Raises CompileError if there is
     none."""
+    given: FunctionSource | None = vars(fn).get(SOURCE)
+    if given is not None:
+        return given
     return _read_source(fn.__code__, fn.__code__.co_filename, fn.__qualname__)
 
 

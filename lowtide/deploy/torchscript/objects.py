@@ -1,0 +1,133 @@
+"""Makes the objects of an archive: modules, objects of its classes, members of its enums.
+
+In: what the reader found (`Instance`s) and the archive's code. Out: nn.Modules and plain objects.
+
+    Instance("__torch__.net.Net", {"training": True, "fc": Instance(…)})   →  a Net with its fc
+
+A class with `__setstate__` gets its state from that method, compiled.
+Invariant: one object for each Instance, one parameter for each tensor, so what was shared stays so.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_module import make_method, wrap
+from lowtide.deploy.torchscript.pickles import EnumMember, Instance
+from lowtide.errors import LoadError
+from lowtide.frontend.torchscript.code import Code, ModuleClass
+
+_KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
+_NO_INFO: Final = ModuleClass((), (), {}, (), ())
+
+
+@dataclass(slots=True)
+class Objects:
+    """See the module's text."""
+
+    code: Code
+    made: dict[int, Any] = field(default_factory=dict[int, Any])
+    parameters: dict[int, torch.nn.Parameter] = field(default_factory=dict[int, torch.nn.Parameter])
+    waiting: list[tuple[Any, object]] = field(default_factory=list[tuple[Any, object]])
+
+    def value(self, found: object) -> Any:
+        """Return the object for what the reader found. Raises LoadError."""
+        match found:
+            case Instance():
+                known = self.made.get(id(found))
+                return self._instance(found) if known is None else known
+            case EnumMember(cls, value):
+                return self._member(cls, value)
+            case list():
+                return self._list(cast("list[object]", found))
+            case dict():
+                return self._dict(cast("dict[object, object]", found))
+            case tuple():
+                return tuple(map(self.value, cast("tuple[object, ...]", found)))
+            case _:
+                return found
+
+    def settle(self) -> None:
+        """Give the objects of classes with `__setstate__` their state."""
+        for made, state in self.waiting:
+            set_state(made, state)
+        self.waiting.clear()
+
+    def _list(self, found: list[object]) -> Any:
+        made: list[Any] = self.made.setdefault(id(found), [])
+        if not made:
+            made.extend(map(self.value, found))
+        return made
+
+    def _dict(self, found: dict[object, object]) -> Any:
+        made: dict[Any, Any] = self.made.setdefault(id(found), {})
+        if not made:
+            made.update((self.value(k), self.value(v)) for k, v in found.items())
+        return made
+
+    def _member(self, path: str, value: object) -> Any:
+        cls = self.code.find(path)
+        if not isinstance(cls, enum.EnumMeta):
+            raise LoadError(f"{path} is no enum, but a value of the archive is one of its members")
+        try:
+            return cls(value)
+        except ValueError as error:
+            raise LoadError(f"{path} has no member of the value {value!r}") from error
+
+    def _instance(self, found: Instance) -> Any:
+        cls: Any = self.code.find(found.cls)
+        if not isinstance(cls, type) or issubclass(cls, enum.Enum | tuple):
+            raise LoadError(f"{found.cls} is no class, but the archive has an object of it")
+        made: Any = object.__new__(cast("Any", cls))
+        is_module = isinstance(made, torch.nn.Module)
+        if is_module:
+            torch.nn.Module.__init__(made)
+        self.made[id(found)] = made
+        info = self.code.infos.get(found.cls, _NO_INFO)
+        for name, value in info.constants.items():
+            object.__setattr__(made, name, value)
+        if "__setstate__" in vars(cast("Any", cls)):
+            self.waiting.append((made, self.value(found.state)))
+        elif isinstance(found.state, dict):
+            for name, value in cast("dict[object, object]", found.state).items():
+                self._set(found.cls, made, info, name, self.value(value))
+        elif found.has_state:
+            raise LoadError(f"the state of an object of {found.cls} is no dict of attributes")
+        return made
+
+    def _set(self, path: str, made: Any, info: ModuleClass, name: object, value: Any) -> None:
+        if not isinstance(name, str) or name in _KEPT or name.startswith("__"):
+            raise LoadError(f"an object of {path} has an attribute {name!r}")
+        if not isinstance(made, torch.nn.Module):
+            object.__setattr__(made, name, value)
+            return
+        own = vars(made)
+        if isinstance(value, torch.nn.Module):
+            own["_modules"][name] = value
+        elif name in info.parameters and isinstance(value, torch.Tensor | None):
+            own["_parameters"][name] = None if value is None else self._parameter(value)
+        elif name in info.buffers and isinstance(value, torch.Tensor | None):
+            own["_buffers"][name] = value
+        else:
+            own[name] = value
+
+    def _parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
+        known = self.parameters.get(id(tensor))
+        if known is None:
+            known = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+            self.parameters[id(tensor)] = known
+        return known
+
+
+def set_state(made: Any, state: object) -> None:
+    """Run the object's `__setstate__`, compiled."""
+    if isinstance(made, torch.nn.Module):
+        make_method(wrap(made), "__setstate__")(state)
+        return
+    setter = cast("Any", type(made)).__setstate__
+    ScriptFunction(setter)(made, state)

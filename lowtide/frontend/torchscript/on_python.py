@@ -1,0 +1,332 @@
+"""Operators on numbers, strings, lists and dicts: what Python has for each.
+
+In: the name of an operator of which no argument is a tensor. Out: ops on Python values.
+
+    torch.floordiv(n, 2)       →  py.floordiv
+    torch.__getitem__(xs, 0)   →  list.get
+    torch.pow(2, 3)            →  8.0, as the schema tells: a float
+
+`TABLE` has a row for each name. Operators of TorchScript differ from Python's where a comment
+says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.nodes import Call, Method, Node, PythonObject
+from lowtide.frontend.script.operators import binary, truth
+from lowtide.frontend.script.subscripts import Items, load
+from lowtide.frontend.script.targets import store
+from lowtide.ir import python_objects
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
+
+Values = list[Value]
+Keywords = dict[str, Value]
+Row = Callable[[Context, Call, Values, Keywords], Node]
+
+
+def _binary(name: str, py_name: str) -> Row:
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        return binary(c, call.node, name, py_name, args[0], args[1])
+
+    return compile_call
+
+
+def _op(py_name: str) -> Row:
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        return c.py(call.node, py_name, *args)
+
+    return compile_call
+
+
+def _call(fn: object) -> Row:
+    """A builtin or a function of `math`, of the same arguments."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        path = f"math.{getattr(fn, '__name__', '')}" if fn in _MATH else ""
+        return c.call_function(call.node, PythonObject(fn, path), args, keywords)
+
+    return compile_call
+
+
+def _method(name: str) -> Row:
+    """A method of the first argument."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        return c.call_function(call.node, Method(args[0], name), args[1:], keywords)
+
+    return compile_call
+
+
+_MATH: Final = frozenset(
+    f for f in vars(math).values() if callable(f) and not isinstance(f, builtins.type)
+)
+
+
+def _power(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """Of two ints, too, it is a float."""
+    both = [c.py(call.node, "py.float", a) if a.type == t.INT else a for a in args]
+    return binary(c, call.node, "pow", "py.pow", *both)
+
+
+def _rounded(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """A float again, where Python's `round` gives an int."""
+    found = c.py(call.node, "py.round", args[0])
+    return c.py(call.node, "py.float", found) if args[0].type == t.FLOAT else found
+
+
+def _item(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return load(c, _subscript(call), args[0], Items((_word(args[1].type),), (args[1],)))
+
+
+def _word(type_: Type) -> str:
+    return "int" if type_ == t.INT else "tensor"
+
+
+def _subscript(call: Call) -> ast.Subscript:
+    """A node for errors and places."""
+    first = call.node.args[0] if call.node.args else call.node
+    made = ast.Subscript(first, ast.Constant(0), ast.Load())
+    return ast.copy_location(made, call.node)
+
+
+def _slice(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    bounds = [*args[1:], *(c.const(None) for _ in range(4 - len(args)))]
+    return load(c, _subscript(call), args[0], Items(("slice",), tuple(bounds)))
+
+
+def _set_item(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    store(c, _subscript(call), args[0], Items((_word(args[1].type),), (args[1],)), args[2])
+    return args[0]
+
+
+def _delete(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    if isinstance(_plain(args[0].type), DictType):
+        c.effect("dict.delete", args[0], args[1])
+    else:
+        c.effect("list.delete", args[0], args[1])
+    return c.const(None)
+
+
+def _plain(type_: Type) -> Type:
+    return type_.elem if isinstance(type_, OptionalType) else type_
+
+
+def _contains(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.py(call.node, "py.contains", *args)
+
+
+def _is_not(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.py(call.node, "py.is_not", *args)
+
+
+def _not(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.py(call.node, "py.not", truth(c, call.node, args[0]))
+
+
+def _list(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.call_function(call.node, PythonObject(list), args)
+
+
+def _listed(name: str) -> Row:
+    """`keys`, `values`, `items` of a dict: a list."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        found = c.call_function(call.node, Method(args[0], name), [])
+        return c.list_of(found, call.node)
+
+    return compile_call
+
+
+def _dict(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.call_function(call.node, PythonObject(dict), args)
+
+
+def _sort(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    more = {"reverse": args[1]} if len(args) > 1 else keywords
+    return c.call_function(call.node, Method(args[0], "sort"), [], more)
+
+
+def _sorted(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    more: Keywords = {"reverse": args[1]} if len(args) > 1 else keywords
+    return c.call_function(call.node, PythonObject(sorted), args[:1], more)
+
+
+def _format(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """The template's `{}` are filled in order; TorchScript knows no other field."""
+    return c.call_function(call.node, Method(args[0], "format"), args[1:])
+
+
+def _percent(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    values = c.builder.tuple_make(args[1:])
+    return c.py(call.node, "py.mod", args[0], values)
+
+
+def _derive_index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """`start + index * step`."""
+    index, start, step = args
+    return c.py(call.node, "py.add", start, c.py(call.node, "py.mul", index, step))
+
+
+def _range_length(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.call_function(
+        call.node, PythonObject(len), [c.call_function(call.node, PythonObject(range), args)]
+    )
+
+
+def _range_list(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.list_of(c.call_function(call.node, PythonObject(range), args), call.node)
+
+
+def _unwrap(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    (value,) = args
+    if isinstance(value.type, OptionalType):
+        return c.builder.emit("cast", [value], [value.type.elem]).result
+    return value
+
+
+def _to_tensor(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """A tensor of no dimensions: int64, float64, bool or complex128, whatever the default is."""
+    dtype = _DTYPE_OF.get(args[0].type)
+    if dtype is None:
+        target, named = "torch.scalar_tensor", {}
+    else:
+        target, named = "torch.tensor", {"dtype": c.const(dtype)}
+    from lowtide.frontend.script.torch_calls import torch_call
+
+    return torch_call(c, call.node, target, args[:1], named)
+
+
+_DTYPE_OF: Final[dict[Type, torch.dtype]] = {
+    t.INT: torch.int64,
+    t.FLOAT: torch.float64,
+    t.BOOL: torch.bool,
+    t.COMPLEX: torch.complex128,
+}
+
+
+def _warn(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.call_function(call.node, PythonObject(warnings.warn), args[:1])
+
+
+def _least(fn: object) -> Row:
+    """`min` and `max` of two numbers, of a list, or of two lists."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        return c.call_function(call.node, PythonObject(fn), args, keywords)
+
+    return compile_call
+
+
+def _count(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    if isinstance(_plain(args[0].type), TupleType | ListType | DictType) or args[0].type == t.STR:
+        return c.py(call.node, "py.len", args[0])
+    return c.call_function(call.node, PythonObject(len), args)
+
+
+def _hash(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.call_function(call.node, PythonObject(hash), args)
+
+
+def _asked(fn: Callable[..., Any], type_: Type) -> Row:
+    """A question to PyTorch that the run answers."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        target = python_objects.name_of(fn)
+        return c.builder.emit("py.call", args, [type_], target=target, kwnames=()).result
+
+    return compile_call
+
+
+_ARITHMETIC: Final = {
+    "add": ("add", "py.add"),
+    "sub": ("sub", "py.sub"),
+    "mul": ("mul", "py.mul"),
+    "div": ("truediv", "py.truediv"),
+    "floordiv": ("floordiv", "py.floordiv"),
+    "remainder": ("mod", "py.mod"),
+    "__and__": ("and_", "py.and"),
+    "__or__": ("or_", "py.or"),
+    "__xor__": ("xor", "py.xor"),
+    "__lshift__": ("lshift", "py.lshift"),
+    "__rshift__": ("rshift", "py.rshift"),
+    "lt": ("lt", "py.lt"),
+    "le": ("le", "py.le"),
+    "gt": ("gt", "py.gt"),
+    "ge": ("ge", "py.ge"),
+    "eq": ("eq", "py.eq"),
+    "ne": ("ne", "py.ne"),
+}
+_METHODS: Final = (
+    *("append", "extend", "insert", "remove", "pop", "clear", "index", "count", "reverse", "copy"),
+    *("get", "setdefault", "update", "popitem", "split", "rsplit", "splitlines", "strip"),
+    *("lstrip", "rstrip", "upper", "lower", "capitalize", "title", "swapcase", "find", "rfind"),
+    *("rindex", "startswith", "endswith", "replace", "join", "isalpha", "isdigit", "isalnum"),
+    *("isspace", "isupper", "islower", "istitle", "isdecimal", "isnumeric", "isidentifier"),
+    *("isprintable", "center", "ljust", "rjust", "zfill", "partition", "rpartition", "expandtabs"),
+    *("encode", "casefold"),
+)
+_FUNCTIONS: Final = (
+    *("sqrt", "exp", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh"),
+    *("cosh", "tanh", "asinh", "acosh", "atanh", "floor", "ceil", "expm1", "gamma", "lgamma"),
+    *("erf", "erfc", "atan2", "fmod", "copysign", "degrees", "radians", "fabs", "isnan"),
+    *("isinf", "isfinite", "gcd", "factorial", "modf", "frexp", "ldexp", "log", "log2"),
+)
+
+TABLE: Final[dict[str, Row]] = {
+    **{name: _binary(*row) for name, row in _ARITHMETIC.items()},
+    **{name: _method(name) for name in _METHODS},
+    **{name: _call(getattr(math, name)) for name in _FUNCTIONS},
+    **{name: _listed(name) for name in ("keys", "values", "items")},
+    **{f.__name__: _call(f) for f in (ord, chr, hex, oct, bin, str, abs)},
+    "mathremainder": _call(math.remainder),
+    "pow": _power,
+    "round": _rounded,
+    "neg": _op("py.neg"),
+    "bitwise_not": _op("py.invert"),
+    "__not__": _not,
+    "__is__": _op("py.is"),
+    "__isnot__": _is_not,
+    "__contains__": _contains,
+    "__getitem__": _item,
+    "_set_item": _set_item,
+    "Delete": _delete,
+    "slice": _slice,
+    "len": _count,
+    "list": _list,
+    "dict": _dict,
+    "sort": _sort,
+    "sorted": _sorted,
+    "format": _format,
+    "percentFormat": _percent,
+    "__derive_index": _derive_index,
+    "__range_length": _range_length,
+    "rangelist": _range_list,
+    "unchecked_unwrap_optional": _unwrap,
+    "_unwrap_optional": _unwrap,
+    "NumToTensor": _to_tensor,
+    "warn": _warn,
+    "min": _least(min),
+    "max": _least(max),
+    "sum": _call(sum),
+    "any": _call(any),
+    "all": _call(all),
+    "hash": _hash,
+    "wait": _op("future.wait"),
+    "is_grad_enabled": _asked(torch.is_grad_enabled, t.BOOL),
+    "is_autocast_enabled": _asked(torch.is_autocast_enabled, t.BOOL),
+    "is_scripting": lambda c, call, args, keywords: c.const(True),
+    "set_grad_enabled": _asked(torch.set_grad_enabled, t.NONE),
+    "manual_seed": _asked(cast("Any", torch.manual_seed), t.NONE),
+}

@@ -1,0 +1,233 @@
+"""Calls of operators in an archive's code: which op of Python, or function of PyTorch, each is.
+
+In: a dotted name (`torch.add`, `ops.prim.dtype`, `ops.torchvision.nms`) and compiled arguments, in
+the order of the operator's schema. Out: ops.
+
+    torch.add(n, 1)            of ints: py.add         of tensors: torch.add, by its record
+    torch.append(xs, v)        list.append
+    torch.batch_norm(x, w, …)  F.batch_norm, whose arguments have another order
+    torch.zeros([2], dtype=6)  torch.zeros with torch.float32
+
+Invariant: the meaning is that of the operator's schema. What neither Lowtide nor PyTorch has is
+`missing`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from lowtide.frontend import torch_schemas
+from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.nodes import Call, Node, PythonObject
+from lowtide.frontend.script.statements import as_declared
+from lowtide.frontend.script.torch_calls import torch_call
+from lowtide.frontend.script.types_from_annotations import type_from_annotation
+from lowtide.frontend.torchscript import codes, on_python, on_tensors
+from lowtide.ir import types as t
+from lowtide.ir.core import Value
+from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
+from lowtide.torch_private import torch_jit
+
+_OURS: Final = ("aten", "prim")
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of the archive's code, called while compiling. `version`: the format's."""
+
+    namespace: str
+    name: str
+    version: int
+
+    @property
+    def path(self) -> str:
+        """The name in the code."""
+        root = "torch" if self.namespace == "aten" else f"ops.{self.namespace}"
+        return f"{root}.{self.name}"
+
+
+@functools.cache
+def operator(path: str, version: int) -> Operator | None:
+    """Return the operator of a name in the code; None if nobody has it."""
+    parts = path.split(".")
+    if parts[0] == "torch" and len(parts) == 2:
+        made = Operator("aten", parts[1], version)
+    elif parts[0] == "ops" and len(parts) == 3:
+        made = Operator(parts[1], parts[2], version)
+    else:
+        return None
+    if not _is_known(made):
+        return None
+    BUILTINS[made] = functools.partial(_compile, made)
+    return made
+
+
+def _is_known(made: Operator) -> bool:
+    if made.namespace in _OURS and (made.name in on_python.TABLE or made.name in on_tensors.TABLE):
+        return True
+    if made.namespace == "prim":
+        return hasattr(torch.Tensor, made.name)
+    return bool(torch_jit.schemas(f"{made.namespace}::{made.name}"))
+
+
+def _compile(made: Operator, c: Context, call: Call) -> Node:
+    args = [c.as_value(a, call.node) for a in call.args]
+    keywords = {k: c.as_value(a, call.node) for k, a in call.keywords.items()}
+    ours = made.namespace in _OURS
+    on_values = on_python.TABLE.get(made.name) if ours else None
+    if on_values is not None and _is_on_python(args):
+        return on_values(c, call, args, keywords)
+    on_these = on_tensors.TABLE.get(made.name) if ours else None
+    if on_these is not None:
+        return on_these(c, call, args, keywords)
+    if made.namespace == "prim":
+        return torch_call(c, call.node, f"Tensor.{made.name}", args, keywords)
+    return _by_schema(made, c, call, args, keywords)
+
+
+def _is_on_python(args: Sequence[Value]) -> bool:
+    """Whether the operator is Python's: of a list, a dict or a string, or of no tensor."""
+    types = [a.type.elem if isinstance(a.type, OptionalType) else a.type for a in args]
+    if types and (isinstance(types[0], ListType | DictType | TupleType) or types[0] == t.STR):
+        return True
+    return not any(t.is_tensor(x) or (t.is_dynamic(x) and t.may_be_tensor(x)) for x in types)
+
+
+def _by_schema(
+    made: Operator, c: Context, call: Call, args: list[Value], keywords: dict[str, Value]
+) -> Node:
+    """Compile a call by the schema that takes arguments of these types."""
+    name = f"{made.namespace}::{made.name}"
+    types = [a.type for a in args]
+    schema = torch_schemas.chosen(name, types, {k: v.type for k, v in keywords.items()})
+    if schema is not None:
+        args, keywords = codes.decoded(c, schema, args, keywords)
+    source = on_tensors.source_of(made.namespace, made.name)
+    if schema is not None and source.startswith("torch.ops."):
+        overload = schema.overload_name or "default"
+        source = f"{source}.{overload}"
+    found = torch_call(c, call.node, source, args, keywords)
+    return _as_told(c, schema, found)
+
+
+def _as_told(c: Context, schema: Any, found: Node) -> Node:
+    """Return the result at the type that the schema tells, where less is known."""
+    if not isinstance(found, Value) or found.type != t.ANY:
+        return found
+    if schema is None or len(schema.returns) != 1:
+        return found
+    told = _TOLD.get(str(schema.returns[0].type))
+    return found if told is None else c.builder.emit("cast", [found], [told]).result
+
+
+_TOLD: Final[dict[str, Type]] = {
+    "Tensor": t.TENSOR,
+    "int": t.INT,
+    "float": t.FLOAT,
+    "bool": t.BOOL,
+    "str": t.STR,
+    "List[Tensor]": ListType(t.TENSOR),
+    "List[int]": ListType(t.INT),
+}
+
+
+# ---- what is no operator --------------------------------------------------------------------
+
+
+def annotate(the_type: object, the_value: object) -> object:
+    """`annotate(T, v)` of an archive; a tensor where a number is told is that number."""
+    del the_type
+    return the_value
+
+
+def unchecked_cast(the_type: object, the_value: object) -> object:
+    """`unchecked_cast(T, v)`: the value, known to be of that type."""
+    del the_type
+    return the_value
+
+
+def uninitialized(the_type: object) -> object:
+    """`uninitialized(T)`: a value that is never read."""
+    return the_type
+
+
+def _type_of(c: Context, found: Node) -> Type | None:
+    told = found.obj if isinstance(found, PythonObject) else c.constant(found)
+    return type_from_annotation(told, c.frame.names)
+
+
+_NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.COMPLEX)
+
+
+def _annotate(c: Context, call: Call) -> Node:
+    type_ = _type_of(c, call.args[0])
+    value = call.args[1]
+    if isinstance(value, Value) and t.is_tensor(value.type) and type_ in _NUMBERS:
+        item = torch_call(c, call.node, "Tensor.item", [value], {})
+        return c.builder.emit("cast", [c.as_value(item, call.node)], [type_]).result
+    return as_declared(c, value, type_)
+
+
+def _unchecked_cast(c: Context, call: Call) -> Node:
+    type_ = _type_of(c, call.args[0])
+    value = call.args[1]
+    if not isinstance(value, Value) or type_ is None or value.type == type_:
+        return value
+    return c.builder.emit("cast", [value], [type_]).result
+
+
+def _uninitialized(c: Context, call: Call) -> Node:
+    return c.builder.undef()
+
+
+def missing(path: str) -> object:
+    """Return an object whose call does not compile: an operator that nobody has."""
+
+    def absent(*args: object) -> object:
+        raise NotImplementedError(path)
+
+    def compile_call(c: Context, call: Call) -> Node:
+        raise c.error(call.node, f"the operator {path} is missing", _package_of(path))
+
+    BUILTINS[absent] = compile_call
+    return absent
+
+
+_PACKAGES: Final = {
+    "torchvision": "torchvision",
+    "torchaudio": "torchaudio",
+    "image": "torchvision",
+    "torch_scatter": "torch-scatter",
+    "torch_sparse": "torch-sparse",
+    "torch_cluster": "torch-cluster",
+    "torch_spline_conv": "torch-spline-conv",
+    "fbgemm": "fbgemm-gpu",
+    "torchtext": "torchtext",
+}
+
+
+def _package_of(path: str) -> str:
+    namespace = path.split(".")[1] if path.startswith("ops.") else ""
+    name = _PACKAGES.get(namespace, "")
+    if name:
+        return f"`import {name.replace('-', '_')}` before, from the package {name}"
+    return f"the package that brings {namespace or 'it'}, imported before"
+
+
+def remedy(path: str) -> str:
+    """Return what brings a missing operator."""
+    return _package_of(path)
+
+
+BUILTINS[annotate] = _annotate
+BUILTINS[unchecked_cast] = _unchecked_cast
+BUILTINS[uninitialized] = _uninitialized
+
+__all__ = ["Operator", "Sequence", "annotate", "ast", "missing", "operator", "remedy"]
