@@ -138,7 +138,8 @@ class Archive:
             yield entry
 
     def read_into(self, name: str, memory: memoryview) -> None:
-        """Read a whole entry that is stored, not deflated, straight into memory of its size."""
+        """Read a whole entry that is stored, not deflated, straight into memory of its size. Its
+        checksum is left to `check_sum`."""
         info = self.info(name)
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != len(memory):
             raise LoadError(f"{name} is compressed, not stored: save the file again")
@@ -152,8 +153,11 @@ class Archive:
                 raise zipfile.BadZipFile("its header is another's")
             self.file.seek(extra_bytes, os.SEEK_CUR)
             _fill(self.file, memory)
-            if zlib.crc32(memory) != info.CRC:
-                raise zipfile.BadZipFile("its checksum is wrong")
+
+    def check_sum(self, name: str, memory: memoryview) -> None:
+        """Raise LoadError if this is not what was written."""
+        if zlib.crc32(memory) != self.info(name).CRC:
+            raise LoadError(f"{name} cannot be read: the file is damaged (its checksum is wrong)")
 
     def check_names(self) -> None:
         """Raise LoadError for an entry that files of this version do not have."""

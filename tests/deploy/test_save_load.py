@@ -444,6 +444,7 @@ def test_paths_objects_and_extra_files(tmp_path: Path) -> None:
     assert extra == {"notes/a.txt": b"hello", "b": b"\x00\x01", "absent": "kept"}
     with path.open("rb") as file:
         assert lt.load(file)(torch.ones(1)).item() == 2
+    assert lt.load(path.read_bytes())(torch.ones(1)).item() == 2
     with pytest.raises(ValueError, match="extra file"):
         f.save(path, {"../a": "x"})
     with pytest.raises(FileNotFoundError):

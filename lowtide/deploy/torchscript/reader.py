@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -23,10 +24,12 @@ from lowtide.deploy import limits
 from lowtide.deploy.archive import Archive
 from lowtide.deploy.storages import Placed
 from lowtide.deploy.torchscript.pickles import Instance, unpickle
-from lowtide.deploy.torchscript.tensors import Tensors
+from lowtide.deploy.torchscript.tensors import Check, Tensors
 from lowtide.errors import LoadError
 
 _DEBUG: Final = ".debug_pkl"
+_THREADS: Final = 3
+_SMALL_BYTES: Final = 1 << 20
 _AGAIN: Final = "write the file again with torch.jit.save"
 
 
@@ -71,8 +74,19 @@ def read(opened: Archive, place: Placed) -> OldArchive:
             "the file has no code/: a mobile model of bytecode alone; save the model with "
             "torch.jit.save or with _save_for_lite_interpreter of PyTorch 1.6 or later"
         )
-    constants = _pickle(opened, name, "constants", place)
-    data = _pickle(opened, name, "data", place)
+    sums: list[Future[None]] = []
+    with ThreadPoolExecutor(_THREADS) as pool:  # checksums cost as much time as reading
+
+        def check(entry: str, memory: memoryview) -> None:
+            if len(memory) < _SMALL_BYTES:
+                opened.check_sum(entry, memory)
+            else:
+                sums.append(pool.submit(opened.check_sum, entry, memory))
+
+        constants = _pickle(opened, name, "constants", place, check)
+        data = _pickle(opened, name, "data", place, check)
+        for done in sums:
+            done.result()
     if not isinstance(data, Instance):
         raise LoadError(f"{name}/data.pkl holds a {type(data).__name__}, not a module")
     if not isinstance(constants, tuple):
@@ -129,9 +143,9 @@ def _text(name: str, raw: bytes) -> str:
         raise LoadError(f"{name} is not UTF-8 at byte {error.start}") from error
 
 
-def _pickle(opened: Archive, name: str, which: str, place: Placed) -> object:
+def _pickle(opened: Archive, name: str, which: str, place: Placed, check: Check) -> object:
     path = f"{name}/{which}.pkl"
     if opened.info(path).compress_type != zipfile.ZIP_STORED:
         raise LoadError(f"{path} is compressed, not stored: {_AGAIN}")
     raw = opened.read(path, limits.PICKLE_BYTES)
-    return unpickle(raw, path, Tensors(opened, f"{name}/{which}", place))
+    return unpickle(raw, path, Tensors(opened, f"{name}/{which}", place, check))

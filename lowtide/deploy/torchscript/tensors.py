@@ -12,6 +12,7 @@ Sizes, strides and offset are checked against the record before a tensor is made
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -31,6 +32,8 @@ from lowtide.torch_private.tensors import (
     empty_quantized,
     set_math_bits,
 )
+
+Check = Callable[[str, memoryview], None]
 
 _MOST: Final = 2**63 - 1
 # Those with names of their own; the others are named as their dtype, but for upper case.
@@ -67,12 +70,14 @@ class Stored:
 
 
 class Tensors:
-    """The tensors of one pickle, whose records lie in `folder`."""
+    """The tensors of one pickle, whose records lie in `folder`. `check`: looks at the checksum of
+    an entry, at once or later."""
 
-    def __init__(self, archive: Archive, folder: str, place: Placed) -> None:
+    def __init__(self, archive: Archive, folder: str, place: Placed, check: Check) -> None:
         self.archive = archive
         self.folder = folder
         self.place = place
+        self.check = check
         self._read: dict[str, tuple[str, torch.Tensor]] = {}
 
     def storage(self, key: tuple[object, ...]) -> Stored:
@@ -102,7 +107,9 @@ class Tensors:
         device = self.place(location)
         flat = torch.empty(self.archive.info(name).file_size, dtype=torch.uint8)
         if flat.numel():
-            self.archive.read_into(name, memoryview(cast("Any", flat.numpy())))
+            memory = memoryview(cast("Any", flat.numpy()))
+            self.archive.read_into(name, memory)
+            self.check(name, memory)
         return flat.to(device)
 
     def tensor(self, rebuild: str, arguments: tuple[object, ...]) -> torch.Tensor:

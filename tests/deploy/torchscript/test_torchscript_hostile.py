@@ -224,6 +224,12 @@ def test_flipped_bits_of_a_tensor() -> None:
         refused(bytes(raw), "data/0 cannot be read: the file is damaged .its checksum is wrong")
 
 
+def test_a_flipped_bit_of_a_large_tensor() -> None:
+    raw = bytearray(saved(scripted(Holder(torch.zeros(1 << 20)))))
+    raw[len(raw) // 2] ^= 1
+    refused(bytes(raw), "data/0 cannot be read: .*checksum")
+
+
 def test_another_header() -> None:
     raw = DATA.replace(b"archive/data/0", b"archive/data/9", 1)
     refused(raw, "its header is another's")
