@@ -23,12 +23,15 @@ from lowtide import config
 from lowtide.api import captured_graphs
 from lowtide.api.compiled import Compiled, warn_without_budget
 from lowtide.api.explain import Explanation
+from lowtide.api.pickled import is_from_file
+from lowtide.api.script_module import ScriptModule
 from lowtide.budget.drivers import make_driver
 from lowtide.diagnostics import debug, faults, stats
 from lowtide.diagnostics.tracebacks import through_user_lines
 from lowtide.errors import LowtideError
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options, options_of
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.ir.core import Function
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
@@ -196,6 +199,10 @@ def compile(
         return functools.partial(
             compile, budget=budget, tune=tune, fullgraph=fullgraph, dynamic=dynamic
         )
+    if _has_no_python(model):
+        from lowtide.api.script import script  # its program is what there is to compile
+
+        return cast("Any", script)(model, budget=budget, tune=tune)
     register(backend)
     made: Any = torch.compile(
         model,
@@ -209,6 +216,16 @@ def compile(
         functools.partial(_graph, options=options, name=captured_graphs.shown_name(model)),
         options.budget_bytes,
     )
+
+
+def _has_no_python(model: Any) -> bool:
+    """Whether it was loaded from a file, or torch.jit made it."""
+    if torch_jit_twins.is_module(model) or torch_jit_twins.is_function(model):
+        return True
+    if not isinstance(model, Compiled | ScriptModule):
+        return False
+    root: object = getattr(cast("object", model), "__lowtide_root__", cast("object", model))
+    return is_from_file(root)
 
 
 def explain_compiled(

@@ -21,6 +21,7 @@ from lowtide.api.script_method import ScriptMethod
 from lowtide.api.script_module import ScriptModule, entry_points, make_or_get, wrap
 from lowtide.errors import CompileError
 from lowtide.execute.options import Options
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.script.module_state import root_of
 from lowtide.memory import watching
 
@@ -35,11 +36,8 @@ def script_module(
     if isinstance(module, ScriptModule):
         keep_module_to(module, options)
         return module
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
-        raise CompileError(
-            f"{type(module).__name__} is a module of torch.jit, which has no Python source",
-            remedy="lt.script of the nn.Module itself, or a class derived from lt.ScriptModule",
-        )
+    if torch_jit_twins.is_module(module):
+        module = torch_jit_twins.module_twin(module)
     if "_modules" not in vars(module):
         raise CompileError(
             f"{type(module).__name__}.__init__ has not called nn.Module's",

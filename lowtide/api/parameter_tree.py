@@ -15,6 +15,9 @@ from typing import Any, cast
 
 import torch
 
+from lowtide.frontend.script import torch_jit_twins
+from lowtide.frontend.script.module_state import root_of
+
 
 class Shell(torch.nn.Module):
     """Parameters, buffers and submodules, and nothing to call."""
@@ -37,6 +40,8 @@ def shell_of(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _shell(module: torch.nn.Module, made: dict[int, Shell]) -> Shell:
+    if torch_jit_twins.is_module(module):
+        module = root_of(module)
     if id(module) in made:
         return made[id(module)]
     name = getattr(module, "original_name", type(module).__name__)

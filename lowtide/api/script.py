@@ -21,6 +21,7 @@ from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
 from lowtide.errors import CompileError
 from lowtide.execute.options import Options, options_of
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.script.syntax import check_syntax
 from lowtide.ir import python_objects
 
@@ -112,6 +113,8 @@ def script(
                 f"lt.script(module).{name}, with @lt.export above it",
             )
         raise CompileError(f"{name!r} is {problem}, which is not compiled", remedy=remedy)
+    if torch_jit_twins.is_function(obj):
+        obj = torch_jit_twins.function_twin(obj)
     made = ScriptFunction(obj)
     made.set_options(options)
     return made

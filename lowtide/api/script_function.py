@@ -17,12 +17,14 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
+from types import FunctionType
 from typing import Any, cast
 
 import torch
 
 from lowtide.api import names
 from lowtide.api.compiled import CannotInline
+from lowtide.api.pickled import reduced
 from lowtide.api.torch_jit_members import TorchJitMembers
 from lowtide.budget.drivers import make_driver
 from lowtide.diagnostics import debug, stats
@@ -38,12 +40,14 @@ from lowtide.execute.options import Options
 from lowtide.frontend.script.outside import Assumptions, note_program, renewed
 from lowtide.frontend.script.recursion import is_inside, running
 from lowtide.frontend.script.script import check_syntax, signature_types, simplified_function
+from lowtide.frontend.script.source import has_own_source
 from lowtide.frontend.trace.active import active
 from lowtide.ir import types as ir_types
 from lowtide.ir.core import Function
 from lowtide.memory import watching
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
+from lowtide.torch_private.graph_capture import left_out
 
 _SCALAR_TYPES = frozenset(
     {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
@@ -66,7 +70,7 @@ class ScriptFunction(TorchJitMembers):
         check_syntax(fn)
         functools.update_wrapper(self, fn)
         self.__lowtide_function__ = fn
-        self._fn = fn
+        self._fn = self._plainly(fn.__name__) if has_own_source(fn) else fn
         self._signature = inspect.signature(fn)
         self._of_defaults = inspect.unwrap(fn)
         self._defaults = defaults_of(self._of_defaults)
@@ -112,8 +116,18 @@ class ScriptFunction(TorchJitMembers):
         stats.count("calls_eager")
         return self._fn(*args, **kwargs)
 
+    def _plainly(self, name: str) -> Callable[..., Any]:
+        """Stands for the Python function where there is none: PyTorch runs the program's ops."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            driver, values = self.resolve(self.bind(args, kwargs))
+            return driver.run_eager(values)
+
+        run.__name__ = run.__qualname__ = name
+        return left_out(cast("FunctionType", run))
+
     def _read_signature(self) -> inspect.Signature:
-        return inspect.signature(self._fn)
+        return inspect.signature(self.__lowtide_function__)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method: plain Python's binding."""
@@ -140,7 +154,9 @@ class ScriptFunction(TorchJitMembers):
     def __deepcopy__(self, memo: object) -> ScriptFunction:
         return self  # as a function
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> Any:
+        if has_own_source(self.__lowtide_function__):
+            return reduced(self)
         return self._fn.__qualname__  # pickled by name, as a function
 
     def __repr__(self) -> str:
@@ -168,7 +184,8 @@ class ScriptFunction(TorchJitMembers):
                 assumed = self._assumed[types] = renewed(
                     self._assumed.get(types), self.__name__, warn
                 )
-                function, leaves = simplified_function(self._fn, types, assumed)
+                source = self.__lowtide_function__
+                function, leaves = simplified_function(source, types, assumed)
                 debug.show("ir", function.name, lambda: str(function))
                 driver = make_driver(function, self.options)
                 driver.leaves, driver.holds = leaves, assumed.holds()
@@ -232,8 +249,8 @@ class ScriptFunction(TorchJitMembers):
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
-        types = tuple(signature_types(self._fn).values())
-        return program_of(self._fn, types)
+        source = self.__lowtide_function__
+        return program_of(source, tuple(signature_types(source).values()))
 
 
 def program_of(fn: Callable[..., Any], types: Sequence[ir_types.Type]) -> Function:

@@ -48,7 +48,7 @@ from lowtide.frontend.script.module_state import Callees, Guard, is_torch_class
 from lowtide.frontend.script.outside import Assumptions, note_program, renewed
 from lowtide.frontend.script.programs import ties_of
 from lowtide.frontend.script.script import check_syntax
-from lowtide.frontend.script.source import decorated
+from lowtide.frontend.script.source import decorated, has_own_source
 from lowtide.ir import types as t
 from lowtide.ir.core import Function
 from lowtide.memory import watching
@@ -209,13 +209,14 @@ class ScriptMethod(ScriptFunction):
             self._defaults = defaults_of(self._of_defaults)
             self._signature = self._read_signature()
             parameters = list(self._signature.parameters.values())
-            self._fn = MethodType(source, root)
+            is_python = not has_own_source(source)
+            self._fn = MethodType(source, root) if is_python else self._plainly(name)
             self.__lowtide_function__ = source
             self.__doc__ = source.__doc__
         else:
             parameters = _parameters(source)
             self._signature = inspect.Signature(parameters)
-            self._fn = self._plainly()
+            self._fn = self._plainly(name)
         positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         self._arity = len(parameters) if positional else -1
         self._lock = threading.RLock()
@@ -265,17 +266,6 @@ class ScriptMethod(ScriptFunction):
 
     def __reduce__(self) -> str:
         raise TypeError("a compiled method cannot be pickled: lt.save(module, file) instead")
-
-    def _plainly(self) -> Callable[..., Any]:
-        """Stands for the Python method where there is none: PyTorch runs the program's ops."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            values = self.bind(args, kwargs)
-            variant, captured = self._find(values)
-            return variant.driver.run_eager((*values, *captured))
-
-        run.__name__ = run.__qualname__ = self._name
-        return run
 
     # -- programs --
 

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.api import names
 from lowtide.api.entry_point_errors import what_can_be_called
+from lowtide.api.pickled import is_from_file, reduced
 from lowtide.api.script_method import MethodMaker, ScriptMethod
 from lowtide.api.torch_jit_members import INSTEAD, replacement_error, saved_to_buffer
 from lowtide.execute.captures import hooks_on_all
@@ -140,6 +141,8 @@ class ScriptModule(_Module):
         return made
 
     def __reduce_ex__(self, protocol: object) -> Any:
+        if is_from_file(self.__lowtide_root__):
+            return reduced(self)
         raise TypeError("a compiled module cannot be pickled: lt.save(module, file) instead")
 
 

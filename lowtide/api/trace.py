@@ -26,12 +26,14 @@ import torch
 from lowtide.api.compile_module import keep_module_to
 from lowtide.api.compiled import Compiled
 from lowtide.api.parameter_tree import Shell, members, shell_of
+from lowtide.api.script import script
 from lowtide.api.script_module import ScriptModule
 from lowtide.api.trace_check import Check, check, copied
 from lowtide.api.traced import TracedFunction, TracedModule
 from lowtide.diagnostics import debug
 from lowtide.errors import CompileError
 from lowtide.execute.options import Options, options_of
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.trace.captures import CONSTANTS, Constants
 from lowtide.frontend.trace.nested_values import NotANest
 from lowtide.frontend.trace.trace import Call, Recording, record
@@ -65,6 +67,8 @@ def trace(
     through."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     options = options_of(budget, tune)
+    if torch_jit_twins.is_module(func) or torch_jit_twins.is_function(func):
+        return script(func, budget=budget, tune=tune)  # it has its control flow already
     if isinstance(func, Compiled | ScriptModule):
         warnings.warn("this is already compiled: lt.trace returns it unchanged", stacklevel=2)
         return func
@@ -99,6 +103,8 @@ def trace_module(
     `example_inputs_is_kwarg`: the inputs of each method are a dict of keyword arguments."""
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     options = options_of(budget, tune)
+    if torch_jit_twins.is_module(mod):
+        return script(mod, budget=budget, tune=tune)  # it has its control flow already
     if _module_of(mod) is not mod:
         raise CompileError(f"trace_module takes an nn.Module, not a {type(mod).__name__}")
     methods: dict[str, Example] = {}

@@ -98,7 +98,8 @@ class ClassNames:
             raise NotSaved(f"the attribute {id_}.{name}, a name that is taken")
         found = inspect.getattr_static(cls, name, None)
         is_slot = isinstance(found, MemberDescriptorType)
-        if found is not None and not is_slot and class_table.is_computed(found):
+        is_mode = kind == "module" and name == "training"  # the file has it in any case
+        if found is not None and not is_slot and not is_mode and class_table.is_computed(found):
             raise NotSaved(f"{id_}.{name}, which is computed in Python")
         self._used[cls][name] = None if is_slot or kind == "module" else found
 

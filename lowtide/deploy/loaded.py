@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lowtide.api.pickled import reduced
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_method import MethodMaker, ScriptMethod, Variant
 from lowtide.deploy.adopted import adoptable, adopted
@@ -38,7 +39,7 @@ class LoadedFunction(ScriptFunction):
         self.__name__ = self.__qualname__ = name
         self.__lowtide_programs__ = programs
         self._signature = signature
-        self._fn = _plainly(self, name)
+        self._fn = self._plainly(name)
         self._arity = _arity(signature)
         self._plain_drivers = {}
         self._drivers = {}
@@ -67,24 +68,13 @@ class LoadedFunction(ScriptFunction):
                 self._drivers[types] = self._made[id(function)] = driver
             return driver
 
-    def __reduce__(self) -> str:
-        raise TypeError("a loaded function cannot be pickled: lt.save(function, file) instead")
+    def __reduce__(self) -> Any:
+        return reduced(self)
 
     def program(self) -> Function:
         """Return the program for the latest argument types, else the first of the file."""
         drivers = self.drivers()
         return drivers[-1].function if drivers else self.__lowtide_programs__[0].function
-
-
-def _plainly(function: LoadedFunction, name: str) -> Callable[..., Any]:
-    """Return a function that runs the program's ops in PyTorch."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        values = function.bind(args, kwargs)
-        return function.driver(values).run_eager(values)
-
-    run.__name__ = run.__qualname__ = name
-    return run
 
 
 def _arity(signature: inspect.Signature) -> int:

@@ -17,6 +17,7 @@ Invariant: the dicts are the modules' own, so a call sees a new parameter, numbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from inspect import getattr_static, isdatadescriptor
 from typing import Any, Final, cast
 
 import torch
@@ -90,6 +91,8 @@ class Reader:
         if name in own["_modules"] and name not in own:
             found = _module(self._root, path) if own["_modules"][name] is not None else None
             return self._bind(found) if found is not None else self._item(own["_modules"], name)
+        if name == "training" and isdatadescriptor(getattr_static(type(owner), name, None)):
+            return f"{self._bind(owner)}.training"  # that of a module of torch.jit
         for held in (own, own["_parameters"], own["_buffers"]):  # as Python looks it up
             if name in held:
                 return self._item(held, name)

@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Final, cast
 
 import torch
@@ -58,6 +58,14 @@ def skip(code: CodeType) -> None:
 def skip_with_callees(code: CodeType) -> None:
     """The same of it and of whatever it calls."""
     _eval.set_code_exec_strategy(code, _SKIP_BELOW)
+
+
+def left_out(function: FunctionType) -> FunctionType:
+    """The function, which the capture calls as it is: it looks neither into it nor into what it
+    calls."""
+    skip_with_callees(function.__code__)
+    cast("Any", function)._torchdynamo_disable = True
+    return function
 
 
 def register(backend: Callable[..., Any]) -> None:

@@ -36,6 +36,11 @@ OVERLOADS: Final[Mapping[str, Mapping[str, list[FunctionType]]]] = getattr(
 )
 
 
+def module_of(c: Any) -> torch.nn.Module:
+    """Return a module of torch.jit around its C++ object."""
+    return importlib.import_module("torch.jit._recursive").wrap_cpp_module(c)
+
+
 def schemas(name: str) -> list[Any]:
     """All schemas of an operator, such as `"aten::mm"`; none of one that is unknown."""
     return _C._jit_get_schemas_for_operator(name)

@@ -365,8 +365,6 @@ def test_refusals_show_the_line(make: type[nn.Module], words: str, line: str) ->
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_modules_of_torch_jit() -> None:
     old = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(lt.CompileError, match=r"torch\.jit"):
-        lt.script(old)
     traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.rand(2, 4))
     outer = nn.Sequential(old, nn.ReLU(), traced)
     compiled = lt.script(outer)
@@ -374,8 +372,9 @@ def test_modules_of_torch_jit() -> None:
     assert list(compiled.state_dict()) == list(outer.state_dict())
     outer[2] = torch.jit.trace(nn.Linear(4, 4), torch.rand(2, 4))
     same(compiled, outer)
-    with pytest.raises(lt.CompileError, match=r"'0' is a module of torch\.jit"):
-        lt.save(compiled, io.BytesIO())
+    file = io.BytesIO()
+    lt.save(compiled, file)
+    same(lt.load(file.getvalue()), outer)
 
 
 @lt.ignore

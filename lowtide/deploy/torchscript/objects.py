@@ -11,6 +11,8 @@ Invariant: one object for each Instance, one parameter for each tensor, so what 
 from __future__ import annotations
 
 import enum
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -91,6 +93,8 @@ class Objects:
         info = self.code.infos.get(found.cls, _NO_INFO)
         for name, value in info.constants.items():
             object.__setattr__(made, name, value)
+        if is_module and info.constants:
+            vars(made)["_lowtide_adopts"] = functools.partial(_assigned, info.constants)
         if "__setstate__" in vars(cast("Any", cls)):
             self.waiting.append((made, self.value(found.state)))
         elif isinstance(found.state, dict):
@@ -122,6 +126,16 @@ class Objects:
             known = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
             self.parameters[id(tensor)] = known
         return known
+
+
+def _assigned(constants: Mapping[str, object], made: Any, name: str, value: object) -> object:
+    """Return the value that a user assigns. Raises RuntimeError for a constant of the program."""
+    if name in constants:
+        raise RuntimeError(
+            f"can't set the constant {name!r} of {type(made).__name__}: the program has its value, "
+            f"{constants[name]!r}, in it"
+        )
+    return value
 
 
 def set_state(made: Any, state: object) -> None:

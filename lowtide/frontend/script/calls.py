@@ -24,7 +24,7 @@ import torch
 
 from lowtide.cpython import CACHED_FUNCTION
 from lowtide.errors import CompileError
-from lowtide.frontend.script import classes, constructing, methods
+from lowtide.frontend.script import classes, constructing, methods, torch_jit_twins
 from lowtide.frontend.script.arguments import bind_python, check_count, compile_arguments
 from lowtide.frontend.script.builtin_calls import BUILTINS, Builtin, take_keywords
 from lowtide.frontend.script.cached_functions import cached_call
@@ -67,8 +67,6 @@ from lowtide.torch_private.torch_jit import UNUSED
 
 T = TypeVar("T")
 
-# what torch.jit has compiled from a function: PyTorch runs it, as it does torch.jit's modules
-_TORCHSCRIPT = cast("type[object]", torch.jit.ScriptFunction)
 # Python runs these, and the methods of what they make.
 _PYTHONS: tuple[object, ...] = (
     collections.Counter,
@@ -270,7 +268,12 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
         return inline(c, unwrap(obj), call.node, call.args, call.keywords, unpacked=call.unpacked)  # pyright: ignore[reportArgumentType]
     if isinstance(obj, functools.partial):
         return CALL_OF[Partial](c, _partial(c, call, cast("functools.partial[object]", obj)), call)
-    if callable(obj) and (isinstance(obj, _TORCHSCRIPT) or is_installed(obj)):
+    if torch_jit_twins.is_function(obj):
+        twin = torch_jit_twins.function_or_none(obj)
+        if twin is None:
+            return _py_call(c, cast("Any", obj), call)
+        return inline(c, twin, call.node, call.args, call.keywords, unpacked=call.unpacked)
+    if callable(obj) and is_installed(obj):
         return _py_call(c, obj, call)
     raise c.error(
         call.node,

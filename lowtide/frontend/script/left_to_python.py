@@ -29,7 +29,7 @@ import torch.fx
 from torch.nn.modules import module as torch_module
 
 from lowtide.errors import CompileError
-from lowtide.frontend.script import decorators
+from lowtide.frontend.script import decorators, torch_jit_twins
 from lowtide.frontend.script.arguments import REST
 from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
@@ -67,7 +67,7 @@ _OF_SEQUENCES: dict[type, t.Type] = {
 def only_python(module: torch.nn.Module) -> str:
     """Return why PyTorch must call this module, whatever its forward is; "" if it need not."""
     own = vars(module)
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+    if torch_jit_twins.is_module(module):
         return "a module of torch.jit"
     if own.get("_forward_pre_hooks_with_kwargs") or own.get("_forward_hooks_with_kwargs"):
         return "a hook registered with with_kwargs=True"

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, cast
 
 import torch
 
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Value
@@ -168,13 +169,15 @@ def join_path(path: str, name: str) -> str:
 
 
 def root_of(module: Any) -> torch.nn.Module:
-    """Return the user's module behind a compiled one; for a torch.jit trace the module that holds
-    its state; any other module itself."""
+    """Return the user's module behind a compiled one; for one of torch.jit its twin, if it has one;
+    any other module itself."""
     own = getattr(cast("type[object]", type(module)), "__lowtide_root__", None)
     if own is not None:
         return own.__get__(module)
-    if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
-        return cast("torch.nn.Module", vars(module).get("_actual_script_module", module))
+    if torch_jit_twins.is_module(module):
+        twin = torch_jit_twins.twin_or_none(module)
+        own = cast("dict[str, Any]", vars(module))
+        return own.get("_actual_script_module", module) if twin is None else twin
     return module
 
 

@@ -143,6 +143,11 @@ def is_installed_file(file: str | None) -> bool:
 SOURCE: Final = "__lowtide_source__"  # the attribute of a function that has no file of its own
 
 
+def has_own_source(fn: object) -> bool:
+    """Whether the function was made from a file of a program: Python never runs its code."""
+    return isinstance(fn, FunctionType) and SOURCE in vars(fn)
+
+
 def read_source(fn: FunctionType) -> FunctionSource:
     """Return the parsed source of a function's present code. Raises CompileError if there is
     none."""

@@ -301,7 +301,9 @@ class Code:
         return made
 
     def _method(self, file: str, node: ast.FunctionDef, path: str, is_module: bool) -> Any:
-        has_self = bool(node.args.args) and node.args.args[0].arg == "self"
+        first = node.args.args[0] if node.args.args else None
+        receiver = first.annotation if first is not None else None
+        has_self = receiver is not None and ast.unparse(receiver) == path
         made = self._function(file, node, f"{path}.{node.name}")
         if not has_self:
             return staticmethod(made)

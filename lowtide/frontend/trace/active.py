@@ -3,7 +3,8 @@
     with recording(recorder): ...      is_tracing() and torch.jit.is_tracing() are True inside,
                                        where PyTorch keeps it, too, as some packages ask;
                                        Spike.apply(x) of an autograd.Function is recorded;
-                                       torch.manual_seed(0) is not, which is told
+                                       torch.manual_seed(0) is not, which is told;
+                                       calls of what torch.jit compiled are recorded
 
 Invariant: other threads see nothing of it; PyTorch is as it was once no thread records.
 """
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.jit
 
 from lowtide import function_apply
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.trace.places import here
+from lowtide.torch_private import torch_jit
 from lowtide.torch_private.modes import RECORDING_KEPT, NoFunctionModes
 
 if TYPE_CHECKING:
@@ -29,11 +32,13 @@ if TYPE_CHECKING:
 class _State(threading.local):
     recorder: Recorder | None = None
     paused: bool = False
+    twins: dict[Any, Any]  # of what torch.jit made, by it, while recording
 
 
 _state = _State()
 _lock = threading.Lock()
 _depth = 0
+_originals: dict[Any, Callable[..., Any]] = {}
 
 
 def active() -> Recorder | None:
@@ -50,11 +55,13 @@ def is_tracing() -> bool:
 def recording(recorder: Recorder) -> Generator[None]:
     """Makes this the thread's recorder; the caller has seen to it that there is no other."""
     _state.recorder = recorder
+    _state.twins = {}
     _patch(+1)
     try:
         yield
     finally:
         _state.recorder = None
+        _state.twins = {}
         _patch(-1)
 
 
@@ -77,10 +84,15 @@ def _patch(step: int) -> None:
         if _depth == 1 and step == 1:
             for names, name, instead in _REPLACED:
                 names[name] = functools.partial(instead, names[name])
+            for cls in torch_jit.COMPILED:
+                _originals[cls] = cls.__call__
+                cls.__call__ = _script_call(cls.__call__)
             function_apply.add(_apply)
         elif _depth == 0:
             for names, name, _ in _REPLACED:
                 names[name] = names[name].args[0]
+            for cls in torch_jit.COMPILED:
+                cls.__call__ = _originals.pop(cls)
             function_apply.remove(_apply)
 
 
@@ -100,6 +112,21 @@ def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dic
             return run(*given)
 
     return autograd_functions.record_apply(cast("Recorder", recorder), cls, args, unseen)
+
+
+def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `__call__` of functions and methods of torch.jit, whose ops no mode sees: a recorder gets
+    those of the compiled twin."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = active()
+        if recorder is None or not recorder.is_live():
+            return original(self, *args, **kwargs)
+        with paused():
+            compiled = torch_jit_twins.compiled(self, _state.twins)
+        return compiled(*args, **kwargs)
+
+    return call
 
 
 def _is_tracing(original: Callable[[], bool]) -> bool:

@@ -1,0 +1,35 @@
+"""Pickles of compiled objects that are in no Python module: each carries its saved program.
+
+In: a compiled module or function from a file. Out: what `__reduce__` returns.
+
+    pickle.loads(pickle.dumps({"net": lt.load("net.lt")}))["net"](x)
+
+Reading such a pickle runs `lt.load` of the bytes that `lt.save` wrote, so the program in it is
+checked like any other file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from lowtide.api import names
+from lowtide.api.torch_jit_members import saved_to_buffer
+
+LOADED: Final = "lowtide.loaded"  # the `__module__` of classes and functions from files
+
+
+def is_from_file(obj: object) -> bool:
+    """Whether this is an object of a class from a file, or a function from one."""
+    found = obj if callable(obj) and hasattr(obj, "__code__") else type(obj)
+    return getattr(found, "__module__", None) == LOADED
+
+
+def reduced(c: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+    """Return what makes the object again. Raises CompileError if it cannot be saved."""
+    return restored, (saved_to_buffer(c),)
+
+
+def restored(raw: bytes) -> Any:
+    """Return the compiled function or module that these bytes of `lt.save` hold."""
+    return names.find("load")(raw)
