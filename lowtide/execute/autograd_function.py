@@ -92,7 +92,7 @@ def eager_region(
     if any(p is None and id(x) not in written for p, x in zip(places, host.outputs, strict=True)):
         return None
     return EagerRegion(
-        ops=tuple(without_statistics(ops) if written else ops),
+        ops=tuple(without_statistics(ops, live_ins) if written else ops),
         live_ins=tuple(live_ins),
         outputs=tuple(places),
         orders=host.orders,

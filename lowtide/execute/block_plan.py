@@ -21,10 +21,11 @@ from lowtide.execute.checkpoint import as_section
 from lowtide.execute.region import Region
 from lowtide.execute.reuse import owned
 from lowtide.ir import types as t
-from lowtide.ir.aliases import is_apart
+from lowtide.ir.aliases import Statistics, is_apart
 from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.ir.differentiated import makes_within
 from lowtide.ir.prepared import Step, prepared
+from lowtide.specialise.late_binding import may_bind
 from lowtide.specialise.layers import layer_starts
 from lowtide.specialise.region_boundaries import ends_region, static_reason
 
@@ -46,7 +47,7 @@ class BlockPlan:
         mutates: bool,
         live_ins: Sequence[Value],
         changed: frozenset[Value],
-        statistics: frozenset[Value],
+        statistics: Statistics,
         lent: frozenset[Value],
         returned: frozenset[Value],
         differentiated: frozenset[Value],
@@ -287,6 +288,8 @@ def _is_work(op: Op, numbers: Container[Value]) -> bool:
         return any(_is_work(inner, numbers) for block in op.blocks for inner in block.ops)
     if op.name == "torch.getitem" and op.operands[0] in numbers:
         return False
+    if op.name == "call_torch":
+        return may_bind(op)
     return op.name.startswith("torch.") and not static_reason(op)
 
 

@@ -29,11 +29,11 @@ from lowtide.execute.demands import Demands
 from lowtide.execute.differences import attribute
 from lowtide.execute.executor import Executor, drop
 from lowtide.execute.host_code import CheckFailed, HostFault
-from lowtide.execute.mutation import Shared, statistics
+from lowtide.execute.mutation import Apart, Shared, statistics
 from lowtide.execute.region import Region
 from lowtide.execute.specialisations import Entry
 from lowtide.frontend.script.leaves import has_subclasses
-from lowtide.ir.aliases import lent, may_change, returned, written_by
+from lowtide.ir.aliases import Statistics, lent, may_change, returned, written_by
 from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.differentiated import differentiated
 from lowtide.ir.interpret import run_block
@@ -198,10 +198,12 @@ class Driver:
         """`inner`: plans of nested blocks, shared with other programs."""
         self.function = function
         mutates = any(written_by(op) for op in function.walk())
+        counted = statistics(function)
+        self._apart = Apart(function, counted)
         self.plan = BlockPlan(
             function.block, function.name, mutates, function.params, may_change(function),
-            statistics(function), lent(function), returned(function), differentiated(function),
-            plain_values(function.block),
+            Statistics(counted, self._apart.values), lent(function), returned(function),
+            differentiated(function), plain_values(function.block),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles
@@ -231,7 +233,7 @@ class Driver:
             raise
 
     def _called(self, args: Sequence[Any]) -> Any:
-        if torch.is_grad_enabled() and self._shared.seen(args):
+        if (torch.is_grad_enabled() and self._shared.seen(args)) or not self._apart.are(args):
             return self.run_eager(args)
         first = self._first
         if first is None or function_modes_on():

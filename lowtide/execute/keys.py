@@ -17,11 +17,13 @@ Invariant: the key equals that of `exact_key`, which is called for special tenso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
 from lowtide import config
+from lowtide.ir.core import Op, Value, free_values
 from lowtide.specialise.signature import PLAIN_TYPES, TENSOR_TYPES, exact_key
 
 Key = tuple[Any, ...]
@@ -33,6 +35,51 @@ _SPECIAL: Final = (
     "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}._is_zerotensor() "
     "or {0}.is_nested"
 )
+
+
+_MOST: Final = 4096  # functions kept; then all are dropped
+
+
+@dataclass(slots=True, eq=False)
+class Keys:
+    """The keys of a region's calls. `floats`: they have the values of floats. `places`: of the
+    live-ins that they are of, those that some trace has read; None: of all."""
+
+    floats: bool = False
+    places: tuple[int, ...] | None = None
+    _reach: int = 0
+    _functions: dict[tuple[type, ...], KeyOf | None] = field(
+        default_factory=dict[tuple[type, ...], "KeyOf | None"]
+    )
+
+    def of(self, values: Sequence[Any]) -> Key:
+        """Return the key of a call with these live-ins. Raises Ineligible."""
+        if self.places is not None:
+            values = [values[k] for k in self.places]
+        kinds = tuple(map(type, values))
+        try:
+            key_of = self._functions[kinds]
+        except KeyError:
+            if len(self._functions) >= _MOST:
+                self._functions.clear()
+            key_of = self._functions.setdefault(kinds, key_function(kinds, self.floats))
+        return key_of(values) if key_of is not None else whole_key(values, self.floats)
+
+    def hold_floats(self) -> None:
+        """From now on keys have the values of floats."""
+        self.floats = True
+        self._functions.clear()
+
+    def has_read(self, ops: Sequence[Op], live_ins: Sequence[Value]) -> bool:
+        """Note that a trace has read these ops, the first of the region, and no more. Return
+        whether keys are of other live-ins from now on."""
+        if len(ops) <= self._reach:
+            return False
+        self._reach = len(ops)
+        used = free_values(ops)
+        before = self.places
+        self.places = tuple(k for k, v in enumerate(live_ins) if v in used)
+        return self.places != before
 
 
 def whole_key(values: Sequence[Any], floats: bool) -> Key:

@@ -1,4 +1,4 @@
-"""Finds what a call writes into: running statistics, arguments that overlap.
+"""Finds what a call writes into: running statistics and counters, arguments that overlap.
 
 In: a Function (`ir/aliases` says which of its values share memory), or the arguments of a call.
 
@@ -7,7 +7,8 @@ In: a Function (`ir/aliases` says which of its values share memory), or the argu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
-from lowtide.ir.aliases import may_change
+from lowtide.ir.aliases import counts, may_change
 from lowtide.ir.core import Function, Op, Value
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
@@ -25,15 +26,20 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def statistics(function: Function) -> frozenset[Value]:
-    """Return the values whose memory a norm in training may write."""
-    return may_change(function, [op for op in function.walk() if op.name in opdefs.STATISTICS])
+    """Return the values whose memory a norm in training, or a counter of batches, may write."""
+    ops = function.walk()
+    return may_change(function, [op for op in ops if op.name in opdefs.STATISTICS or counts(op)])
 
 
-def without_statistics(ops: Iterable[Op]) -> list[Op]:
-    """Return the same ops with norms that use batch statistics and write none."""
+def without_statistics(ops: Iterable[Op], outer: Container[Value]) -> list[Op]:
+    """Return the same ops with norms that use batch statistics and write none, and without writes
+    to counters among the values `outer`."""
     none = Value("none", t.NONE)
     found = [Op(name="const", attrs={"value": None}, results=[none])]
     for op in ops:
+        if counts(op) and op.operands[0] in outer:
+            found.append(replace(op, name="cast", operands=op.operands[:1], attrs={}))
+            continue
         places = opdefs.STATISTICS.get(op.name, ())
         operands = [none if k in places else v for k, v in enumerate(op.operands)]
         found.append(replace(op, operands=operands) if places else op)
@@ -66,6 +72,30 @@ class Shared:
                 return True
             reached[is_written] = max(reached[is_written], end)
         return False
+
+
+class Apart:
+    """Whether running statistics and counters that a call is given are apart in memory, so that a
+    region may read some after others have been written."""
+
+    def __init__(self, function: Function, written: Container[Value]) -> None:
+        self.values = frozenset(v for v in function.params if v in written and v.type == t.TENSOR)
+        self._places = [k for k, v in enumerate(function.params) if v in self.values]
+        self._known: tuple[int, ...] = ()
+
+    def are(self, args: Sequence[Any]) -> bool:
+        """Whether they are apart in this call."""
+        if len(self._places) < 2:
+            return True
+        tensors = [args[k] for k in self._places]
+        where = tuple(x.data_ptr() for x in tensors)
+        if where == self._known:  # the same memory as before
+            return True
+        ranges = sorted(_range(x) for x in tensors)
+        if any(a[1] > b[0] for a, b in itertools.pairwise(ranges)):
+            return False
+        self._known = where
+        return True
 
 
 def _range(x: torch.Tensor) -> tuple[int, int]:

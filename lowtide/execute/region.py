@@ -36,11 +36,12 @@ from lowtide.execute.backend import Tiles
 from lowtide.execute.differences import Facts, differences, signature_facts
 from lowtide.execute.gradient import Gradient
 from lowtide.execute.host_code import HostCode
-from lowtide.execute.keys import KeyOf, key_function, whole_key
+from lowtide.execute.keys import Keys
 from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
 from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
 from lowtide.execute.specialisations import Dying, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
+from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Value, walk
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
@@ -86,7 +87,7 @@ class _TreeSlot:
 class Region:
     """See the module's text. `end`: the first op that ends every trace. `is_parted`: the op at
     `end` begins another region only because PyTorch's graph needs a node for the value before it.
-    `live_at[k]`: values that ops from k on use. `statistics`: values that norms in training may
+    `live_at[k]`: values that ops from k on use. `statistics`: what norms in training may
     write. `lent`: values that the caller may write. `returned`: values that may alias a result.
     `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
     `is_repeated`: it runs in a loop of the driver. `eager_entries`: see `eager_entry`."""
@@ -98,21 +99,18 @@ class Region:
     live_at: Sequence[set[Value]]
     mutates: bool
     changed: frozenset[Value]
-    statistics: frozenset[Value]
+    statistics: Statistics
     lent: frozenset[Value]
     returned: frozenset[Value]
     name: str
     layers: frozenset[int] = frozenset()
     is_parted: bool = False
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
-    keys: dict[tuple[type, ...], KeyOf | None] = field(
-        default_factory=dict[tuple[type, ...], "KeyOf | None"]
-    )
+    keys: Keys = field(default_factory=Keys)
     classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
     levels: Levels = field(default_factory=Levels)
     alike: Alike = field(default_factory=Alike)
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
-    floats_constant: bool = False
     tiles: Tiles = "usual"
     is_repeated: bool = False
     eager_entries: dict[tuple[int, ...], Entry] = field(
@@ -134,22 +132,10 @@ class Region:
 
     def find(self, values: Sequence[Any]) -> Entry:
         """Return the entry for these live-ins. Raises Ineligible."""
-        kinds = tuple(map(type, values))
-        try:
-            key_of = self.keys[kinds]
-        except KeyError:
-            key_of = self._new_key(kinds)
-        key = key_of(values) if key_of is not None else whole_key(values, self.floats_constant)
-        key = (*torch_state.surroundings(self.adds), *key)
-        return self.exact.get(key) or self._miss(values, key)
+        key = (*torch_state.surroundings(self.adds), *self.keys.of(values))
+        return self.exact.get(key) or self._miss(values)
 
-    def _new_key(self, kinds: tuple[type, ...]) -> KeyOf | None:
-        with self.lock:
-            if len(self.keys) >= MAX_EXACT:
-                self.keys.clear()
-            return self.keys.setdefault(kinds, key_function(kinds, self.floats_constant))
-
-    def _miss(self, values: Sequence[Any], key: tuple[Any, ...]) -> Entry:
+    def _miss(self, values: Sequence[Any]) -> Entry:
         with self.lock:
             entry = self.resolve(values)
             spec = entry.spec
@@ -163,9 +149,9 @@ class Region:
                     spec.eager = entry.eager = survive(error, f"{self.name}: code generation")
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
-            if self.floats_constant:  # this call may have set it
-                key = (*torch_state.surroundings(self.adds), *whole_key(values, True))
-            self.exact[key] = entry
+            if self.keys.has_read(self.block.ops[self.start : spec.stop + 1], self.live_ins):
+                self.exact.clear()
+            self.exact[*torch_state.surroundings(self.adds), *self.keys.of(values)] = entry
             return entry
 
     def _runner(self, spec: Specialisation, entry: Entry) -> Callable[..., tuple[Any, ...]]:
@@ -363,7 +349,7 @@ class Region:
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
     def _binding(self, values: Sequence[Any], device: torch.device) -> Binding:
-        return Binding(values, self.levels, self.floats_constant, device, self.alike)
+        return Binding(values, self.levels, self.keys.floats, device, self.alike)
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """Return a specialisation, a split, or None after the levels have been raised."""
@@ -395,8 +381,7 @@ class Region:
         except NeedAlike as need:
             self.alike = grouped(self.alike, binding, need.symbols)
         except NeedFloats:
-            self.floats_constant = True
-            self.keys.clear()
+            self.keys.hold_floats()
             self.exact.clear()
             self.classes.clear()
         except NeedConst as need:

@@ -16,6 +16,7 @@ store its operands anywhere. `mutate` of an in-place activation returns its oper
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from lowtide.ir import opdefs
@@ -71,6 +72,21 @@ def writes_another(target: str, named: Iterable[str]) -> bool:
 
 def _named(op: Op) -> tuple[str, ...]:
     return cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """`values`: whose memory norms in training and counters may write. `apart`: those of them that
+    each call finds to be apart in memory."""
+
+    values: frozenset[Value] = frozenset()
+    apart: frozenset[Value] = frozenset()
+
+
+def counts(op: Op) -> bool:
+    """Is it `x.add_(n)`, by which norms in training count their batches?"""
+    is_addition = op.name == "mutate" and op.attrs["target"] in ("Tensor.add_", "operator.iadd")
+    return is_addition and [v.type for v in op.operands[1:]] == [t.INT]
 
 
 def is_seen(block: Block, k: int) -> bool:

@@ -2,7 +2,7 @@
 
 Importing this package registers every family; see `registry` for the way in.
 Left to PyTorch on purpose, with no record: random ops, sort and topk, cumulative ops, scatters
-that do not add, convolutions and pooling, masks as indices, linear algebra beyond products, `item`.
+that do not add, pooling, masks as indices, linear algebra beyond products, `item`.
 """
 
 from lowtide.ops import (
@@ -14,6 +14,7 @@ from lowtide.ops import (
     comparison,
     contractions,
     conversions,
+    convolutions,
     einsum,
     extremes,
     factories,
@@ -43,6 +44,7 @@ __all__ = [
     "comparison",
     "contractions",
     "conversions",
+    "convolutions",
     "einsum",
     "extremes",
     "factories",

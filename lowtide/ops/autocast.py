@@ -22,7 +22,9 @@ from lowtide.ir.dtypes import DType
 from lowtide.ops.operands import cast_to
 from lowtide.texpr.build import Builder, Unsupported, Val
 
-_LOWER: Final = "prelu scaled_dot_product_attention matmul mm bmm linear addmm baddbmm"
+_LOWER: Final = (
+    "prelu scaled_dot_product_attention matmul mm bmm linear addmm baddbmm conv1d conv2d conv3d"
+)
 _WIDE: Final = (
     "prod mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits kl_div "
     "nll_loss cross_entropy cdist"

@@ -17,6 +17,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
 from lowtide.ops.binding import Default, Gather, bind
+from lowtide.ops.convolutions import KIND
 from lowtide.specialise.abstract import (
     OPAQUE,
     Abs,
@@ -66,9 +67,11 @@ def on_number(op: Op, changed: Abs) -> Op | None:
 
 
 def may_bind(op: Op) -> bool:
-    """Whether a call of PyTorch has no record only because its operands' types were not known."""
+    """Whether a call of PyTorch has no record only because its operands' types were not known, or
+    the sizes that decide."""
+    records = registry.lookup(str(op.attrs["target"]))
     vague = any(not _is_plain(v.type) for v in op.operands)
-    return vague and bool(registry.lookup(str(op.attrs["target"])))
+    return (vague and bool(records)) or any(r.kind == KIND for r in records)
 
 
 def _is_plain(type_: t.Type) -> bool:

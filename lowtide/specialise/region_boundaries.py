@@ -46,6 +46,8 @@ def ends_region(op: Op) -> str:
     """As `static_reason`, but for writes that are traced if the region made the tensor."""
     if op.name == "mutate" and (inplace.out_of_place(op) or inplace.addition(op)):
         return ""
+    if op.name == "if" and all(any(map(ends_region, block.ops)) for block in op.blocks):
+        return "has branches that are not compiled as a whole"
     return static_reason(op)
 
 

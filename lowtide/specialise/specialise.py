@@ -13,13 +13,14 @@ Either is specialised whole or not at all, so that a trace ends between two ops 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from lowtide.errors import Loc
 from lowtide.ir import dtypes, opdefs, python_objects
 from lowtide.ir import types as t
+from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
@@ -42,6 +43,7 @@ from lowtide.specialise.activity import Activity, Full
 from lowtide.specialise.assertions import holds, is_call, negated, only_asserted
 from lowtide.specialise.layers import alive_bytes, are_pairs, narrowest, nbytes
 from lowtide.specialise.lifting import inplace, rows
+from lowtide.specialise.lifting.statistics import counted, may_be_written
 from lowtide.specialise.lowering_operands import elements
 from lowtide.specialise.missing_sizes import divisors_behind, size_names
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
@@ -130,7 +132,7 @@ def specialise(
     binding: Binding,
     assumed: Mapping[Index, bool],
     floats: Mapping[str, float],
-    statistics: Container[Value] = (),
+    statistics: Statistics = Statistics(),  # noqa: B008
     layers: Collection[int] = (),
 ) -> Trace:
     """Follows ops in `reach`. `layers`: where equal layers begin; `assumed` answers guards;
@@ -163,7 +165,7 @@ class _Specialiser:
         floats: Mapping[str, float],
         kept: Mapping[Op, str],
         scale: int,
-        statistics: Container[Value],
+        statistics: Statistics,
         layers: Collection[int],
     ) -> None:
         self.names = names
@@ -370,7 +372,7 @@ class _Specialiser:
         reason = ends_region(op)
         if reason:
             raise Stop(reason)
-        if self.writes and any(self._may_be_written(v, env) for v in free_values([op])):
+        if self.writes and any(may_be_written(self, v, env) for v in free_values([op])):
             raise Stop("reads statistics that an earlier norm has written")
         if self.b.sums and reads_sums(op, env, self.b.sums):
             raise Full("reads what the same region has added to at places that are data")
@@ -392,7 +394,7 @@ class _Specialiser:
                 self.used.append(operands[0])  # the shapes of a tensor have been checked
             results = []
         elif op.name == "mutate":
-            results = [inplace.mutate(self, op, operands)]
+            results = [counted(self, op, operands) or inplace.mutate(self, op, operands)]
         elif op.name.startswith("torch."):
             results = torch_ops.evaluate(self, op, operands)
         elif is_call(op):
@@ -554,12 +556,6 @@ class _Specialiser:
         if is_constant(x) and hasattr(x.value, name):
             return constant(getattr(x.value, name))
         raise Unsupported(f"attribute {name}")
-
-    def _may_be_written(self, v: Value, env: Mapping[Value, Abs]) -> bool:
-        """Is it running statistics, or in their memory? What the region has made is not."""
-        if v not in self.statistics or v not in env:
-            return False
-        return any(inplace.root_of(x).origin is not None for x in tensors_in(env[v]))
 
     def mark(self) -> tuple[int, ...]:
         program = self.b.program

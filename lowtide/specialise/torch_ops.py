@@ -74,7 +74,7 @@ def lowered(
     `kind`: what autodiff and views take the op for, which may differ from `record.kind`."""
     if record.lower is None:
         raise Stop("is not lowered")
-    if record.name in ONLY_IN_LOOPS and not host.activity.in_loop:
+    if record.name in ONLY_IN_LOOPS and host.activity.records and not host.activity.in_loop:
         raise Stop("is PyTorch's own, outside of a recurrence")
     given = list(zip(record.params[len(leading) :], operands, strict=False))
     if any("Tensor" in p.types and not p.optional and x.value is None for p, x in given):

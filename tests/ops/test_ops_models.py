@@ -11,6 +11,7 @@ from against_eager import check, floats, ints, title
 
 INF = math.inf
 BF16, F16 = torch.bfloat16, torch.float16
+W8 = floats(8)
 
 CONTRACTIONS: list[tuple[Any, ...]] = [
     *(("matmul", floats(*a), floats(*b)) for a, b in (
@@ -46,6 +47,35 @@ CONTRACTIONS: list[tuple[Any, ...]] = [
     ("tensordot", floats(6, 7), floats(6, 7), ([0], [1])),
     ("kron", floats(2, 3), floats(6, 7)), ("kron", floats(6), floats(2, 3)),
 ]  # fmt: skip
+
+
+CONVOLUTIONS: list[tuple[Any, ...]] = [
+    ("conv1d", floats(2, 6, 9), floats(7, 6, 3)),
+    ("conv1d", floats(2, 6, 9), floats(7, 6, 3), floats(7), 2, 1),
+    ("conv1d", floats(6, 9), floats(7, 6, 3), floats(7), [3], [2], [2]),
+    ("conv1d", floats(2, 6, 9), floats(4, 3, 2), floats(4), 1, 1, 1, 2),
+    ("conv1d", floats(2, 6, 9), floats(6, 1, 3), None, 1, 1, 1, 6),
+    ("conv1d", floats(1, 1, 9), floats(7, 1, 9)), ("conv1d", floats(1, 1, 8), floats(7, 1, 9)),
+    ("conv1d", floats(2, 6, 9), floats(7, 5, 3)), ("conv1d", floats(2, 6, 9), floats(7, 6, 3), W8),
+    ("conv1d", floats(2, 6, 9).double(), floats(7, 6, 3).double(), None, 1, "valid"),
+    ("conv2d", floats(2, 6, 9, 7), floats(5, 6, 3, 2), floats(5), [2, 1], [1, 0]),
+    ("conv2d", floats(6, 9, 7), floats(5, 6, 3, 3), floats(5), 1, 1, [2, 1]),
+    ("conv2d", floats(2, 6, 9, 7), floats(6, 3, 3, 3), floats(6), 1, 1, 1, 2),
+    ("conv3d", floats(2, 3, 5, 6, 7), floats(4, 3, 2, 3, 2), floats(4), 1, [1, 0, 1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=title)
+def test_convolution_of_little_work(case: tuple[Any, ...]) -> None:
+    check(*case)
+
+
+@pytest.mark.parametrize("case", [
+    ("conv1d", floats(2, 64, 99), floats(64, 64, 9)), ("conv1d", floats(2, 6, 9), floats(7, 6, 3),
+    None, 1, "same"), ("conv1d", floats(2, 6, 9).half(), floats(7, 6, 3).half()),
+], ids=title)  # fmt: skip
+def test_convolution_left_to_pytorch(case: tuple[Any, ...]) -> None:
+    check(*case, left=True)
 
 
 @pytest.mark.parametrize("case", CONTRACTIONS, ids=title)

@@ -15,6 +15,7 @@ import ast
 import builtins
 import enum
 import math
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
     for cls in vars(builtins).values()
     if isinstance(cls, type) and issubclass(cls, Exception)
 }
+_LITERALS: Final = (int, float, bool, str)
+_STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
 _INTERFACES: Final = ("Interface", "ModuleInterface")
 
 Error = Callable[[ast.AST, str, str], LoadError]
@@ -87,6 +90,7 @@ class Code:
     infos: dict[str, ModuleClass] = field(default_factory=dict[str, ModuleClass])
     _found: dict[str, object] = field(default_factory=dict[str, object])
     _trees: dict[str, dict[str, ast.stmt]] = field(default_factory=dict[str, dict[str, ast.stmt]])
+    assigned: frozenset[str] | None = None
     missing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     def find(self, path: str, node: ast.AST | None = None, within: str = "") -> Any:
@@ -235,6 +239,14 @@ class Code:
         self._found[path] = made
         return made
 
+    def _assigned(self) -> frozenset[str]:
+        """Return the names of attributes that some function of the archive assigns. Others are
+        constants of programs, looked at in each call."""
+        if self.assigned is None:
+            found = (name for text in self.files.values() for name in _STORE.findall(text))
+            self.assigned = frozenset(found)
+        return self.assigned
+
     def _named_tuple(self, file: str, node: ast.ClassDef) -> type:
         rows: list[tuple[str, Any]] = []
         defaults: dict[str, object] = {}
@@ -290,6 +302,9 @@ class Code:
                 case _:
                     raise self.error(file, part, "this in a class")
         made.__annotations__ = {k: v for k, v in hints.items() if v is not None}
+        made.__constants__ = [
+            k for k, v in hints.items() if v in _LITERALS and k not in self._assigned()
+        ]
         if is_module:
             self.infos[path] = ModuleClass(
                 lists.get("__parameters__", ()),
