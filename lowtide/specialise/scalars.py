@@ -435,6 +435,11 @@ def _iterated(host: Host, xs: Abs) -> Abs | None:
     return None
 
 
+def _bound(host: Host, a: Abs, name: Abs) -> Abs | None:
+    """A variable that may be unbound: what is known here to be a value is one in every run."""
+    return a if isinstance(a.value, Val | Index | Expr | Seq | Map) else None
+
+
 _product = _arithmetic(lambda x, y: x * y, "mul")
 _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.add": _concatenated,
@@ -469,6 +474,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
     "py.min": _extremum(-1),
     "py.sum": _sum,
     "py.range_len": _range_len,
+    "py.bound": _bound,
 }
 
 

@@ -47,7 +47,7 @@ from lowtide.specialise.lifting.statistics import counted, may_be_written
 from lowtide.specialise.lowering_operands import elements
 from lowtide.specialise.missing_sizes import divisors_behind, size_names
 from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
-from lowtide.specialise.signature import Binding, size_symbol
+from lowtide.specialise.signature import SMALL, Binding, size_symbol
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import (
     Builder,
@@ -317,16 +317,16 @@ class _Specialiser:
         return self.ask(index)
 
     def found_equal(self, a: Index, b: Index) -> None:
-        """An op asks whether two sizes are equal. Raises NeedAlike if these symbols are, NeedConst
-        if one is a number of the program: captured graphs have such for what they make."""
-        names = [atom.name for atom in (lone_size(a), lone_size(b)) if atom is not None]
-        if not names or not all(self.spots.get(name) for name in names):
+        """Raises NeedAlike if both are symbols, NeedConst if one is a number of the program."""
+        names, apart = symbols(a) | symbols(b), a - b
+        if varies(apart) or not all(map(self.spots.get, names)) or evaluate(apart, self.numbers):
             return
-        first, *others = names
-        if others and self.numbers[first] == self.numbers[others[0]]:
-            raise NeedAlike((first, others[0]))
-        if not others and first not in self.free and self.numbers[first] in (a.const, b.const):
-            raise NeedConst(frozenset(names))
+        x, y, number = lone_size(a), lone_size(b), a.const if b.const is None else b.const
+        if x and y:
+            raise NeedAlike((x.name, y.name))
+        is_captured = number is not None and (x or y or number > SMALL)  # `n - 1` may be 1
+        if names and is_captured and not names & self.free:
+            raise NeedConst(names)
 
     def truth(self, x: Abs) -> Abs | None:
         """bool(x) of a tensor of one element, in a loop that is lifted."""

@@ -87,3 +87,29 @@ def test_longer_products_are_stored_once_not_by_each_step() -> None:
     want = torch.autograd.grad(sinkhorn(*wide, 6), wide)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=1e-3, atol=1e-5)
+
+
+def reported(x: Tensor, y: Tensor, steps: int):
+    """What the last step has assigned is read after the loop."""
+    k = torch.exp(-torch.cdist(x, y))
+    u, v = torch.ones(len(x)), torch.ones(len(y))
+    for step in range(steps):  # noqa: B007
+        u = 1 / (k @ v)
+        v = 1 / (k.t() @ u)
+        error = (u * (k @ v) - 1).abs().sum()
+    return (u[:, None] * k * v).sum(1), error, step
+
+
+@pytest.mark.parametrize("steps", [5, 60])
+def test_variables_that_steps_assign_are_read_after_them(steps: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3) * 0.3, torch.randn(M, 3) * 0.3
+    with faults.strict():
+        compiled = lt.script(reported)
+        assert "s0*s1" not in compiled.memory(x, y, steps).formula
+        row, error, step = compiled(x, y, steps)
+    assert step == steps - 1
+    want = reported(x, y, steps)
+    torch.testing.assert_close((row, error), want[:2], rtol=1e-4, atol=1e-2)
+    with pytest.raises(UnboundLocalError, match="'error'"):
+        compiled(x, y, 0)

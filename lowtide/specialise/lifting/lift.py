@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Block, Op, Value
+from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.specialise import varying
 from lowtide.specialise.abstract import Abs, Map, Origin, Seq, is_constant
 from lowtide.specialise.activity import Full
@@ -35,6 +36,7 @@ from lowtide.texpr import nested_recurrences
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val, symbols
 from lowtide.texpr.expr import Expr, Program
 from lowtide.texpr.index import Axis, Index, as_index, deep_atoms
+from lowtide.texpr.index_ranges import substitute
 
 MAX_ATTEMPTS: Final = 8
 _KEPT: Final = "kept"
@@ -230,9 +232,15 @@ class Lift:
             step = as_index(end) - as_index(start) - first
             if self.axis not in deep_atoms(step):
                 return plan if isinstance(plan, Grows) and plan.step is step else Grows(step)
+            later = as_index(end)  # it is not read, but assigned from the loop's index
+            step = substitute(later, {self.axis: as_index(self.axis) + 1}) - later
+            if self.axis not in deep_atoms(step) and later is start + (self.done + 1) * step:
+                return Grows(step)
             raise NotLifted("an int is carried that does not grow evenly")
         if plan == _KEPT and is_constant(x) and is_constant(y) and start is end:
             return plan
+        if start is None or start is UNBOUND:
+            raise Unlike("a variable is carried that the first step assigns")
         raise NotLifted("a value is carried that is not a tensor")
 
     def _assigned(self, plan: object, x: Abs, y: Abs, value: Val) -> object:
