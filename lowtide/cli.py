@@ -4,6 +4,7 @@
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide reduce pkg.mod:fn --shape 1000x4,500x4
+    lowtide inspect old.pt --code     lowtide convert old.pt new.lt
     lowtide profile --rows 20 --html report.html train.py --epochs 1
     lowtide profile -m pkg.train --epochs 1
 
@@ -86,6 +87,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_target(reduce)
     reduce.set_defaults(run=_reduce)
+
+    inspect = commands.add_parser(
+        "inspect", help="what a file of torch.jit.save or lt.save holds; runs nothing"
+    )
+    inspect.add_argument("file", help="a file that torch.jit.save or lt.save wrote")
+    inspect.add_argument("--code", action="store_true", help="print the program, with line numbers")
+    inspect.add_argument("--json", action="store_true", help="print the answer as JSON")
+    inspect.set_defaults(run=_inspect)
+
+    convert = commands.add_parser("convert", help="write a file of torch.jit.save as lt.save does")
+    convert.add_argument("old", help="a file that torch.jit.save or lt.save wrote")
+    convert.add_argument("new", help="the file to write; it is replaced when it is complete")
+    convert.set_defaults(run=_convert)
 
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
     _add_profile(profile)
@@ -235,6 +249,44 @@ def _answer(
     if fails:
         print(f"lowtide {command}: such a call fails: {fails}", file=sys.stderr)
     return 2 if fails else 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from lowtide.tools.archive_commands import code_of, inspect, render
+
+    def ask() -> int:
+        found = inspect(options.file)
+        if options.json:
+            code = {"code": found.code} if options.code else {}
+            print(json.dumps({**found.to_dict(), **code}, indent=2))
+        else:
+            print(code_of(found) if options.code else render(found))
+        return 1 if found.missing else 0
+
+    return _of_file("inspect", options.file, ask)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from lowtide.tools.archive_commands import convert
+
+    def ask() -> int:
+        convert(options.old, options.new)
+        return 0
+
+    return _of_file("convert", options.old, ask)
+
+
+def _of_file(command: str, file: str, ask: Callable[[], int]) -> int:
+    try:
+        return ask()
+    except BrokenPipeError:
+        raise
+    except OSError as fault:
+        print(f"lowtide {command}: {fault.filename or file}: {fault.strerror}", file=sys.stderr)
+        return 2
+    except LowtideError as fault:
+        print(f"lowtide {command}: {file}: {fault}", file=sys.stderr)
+        return 1
 
 
 def _profile(options: argparse.Namespace) -> int:

@@ -66,6 +66,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
+    "tools.archive_commands": API | {"deploy"},
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},

@@ -44,6 +44,7 @@ _ASKED: Final = (  # of the program of forward
 )
 _CHANGING: Final = ("append", "extend", "insert", "pop", "update", "clear")  # of a container
 _MISSING: Final = object()
+_ATTRIBUTES: Final[Any] = (decorators.Attribute, torch.jit.Attribute)  # pyright: ignore
 
 
 class LazyMethod:
@@ -544,7 +545,7 @@ def _has_hooks(module: _Module) -> bool:
 def _unwrap_attributes(root: _Module) -> None:
     """`self.x = lt.Attribute(value, type)` becomes the value; its type is remembered."""
     for name, value in list(root.__dict__.items()):
-        if isinstance(value, decorators.Attribute | torch.jit.Attribute):  # pyright: ignore
+        if isinstance(value, _ATTRIBUTES):
             types = root.__dict__.setdefault("_lowtide_types", {})
             types[name] = value.type
             root.__dict__[name] = value.value

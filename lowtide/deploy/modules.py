@@ -22,6 +22,7 @@ from lowtide.deploy.class_names import ClassNames
 from lowtide.deploy.class_table import ClassEntry, NotSaved
 from lowtide.deploy.jsontext import Node
 from lowtide.deploy.values import Decoder, Encoder, can_encode
+from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.script.module_state import join_path, root_of
 
 Needs = Mapping[tuple[int, str], object]  # (id of a module, name of an attribute) → its value
@@ -70,7 +71,7 @@ class _Writer:
         self, module: torch.nn.Module, path: str, places: Mapping[torch.nn.Module, int]
     ) -> object:
         own = vars(module)
-        if isinstance(module, torch.jit.ScriptModule):  # pyright: ignore[reportPrivateImportUsage]
+        if torch_jit_twins.is_module(module):
             what = f"{path!r} is a module of torch.jit, which has no Python source"
             raise NotSaved(what, "the module that it was made of")
         if type(module).get_extra_state is not torch.nn.Module.get_extra_state:
