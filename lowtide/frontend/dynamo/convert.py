@@ -98,6 +98,7 @@ class _Writer:
         self.objects: list[Any] = []
         self.paths: list[str] = []
         self.sets_grad = False
+        self._records = torch.is_grad_enabled()  # where the next node is; a guard of the capture
         self.result: Value | None = None
         self.name = ""
         self._captured: list[Value] = []
@@ -154,10 +155,13 @@ class _Writer:
                     self._values[node] = emit(self.builder, bound)[0]
 
     def nodes(self, nodes: Iterator[fx.Node], opener: fx.Node | None = None) -> None:
-        """Add the ops of nodes, up to the end of the block that `opener` began."""
+        """Add the ops of nodes, up to the end of the block of autocast that `opener` began."""
         for node in nodes:
+            end = _end_of_no_grad(node) if self._records else None
             if node.target is ENTER_AUTOCAST:
-                self._autocast(node, nodes)
+                self._block(node, nodes, "torch.autocast", node)
+            elif end is not None:
+                self._block(node, self._unrecorded(nodes, end), "torch.no_grad", None)
             elif node.target is not EXIT_AUTOCAST:
                 self.node(node)
             elif node.args[0] is opener:
@@ -167,16 +171,28 @@ class _Writer:
         if opener is not None:
             raise NotConverted("a block of autocast that does not end in the graph")
 
-    def _autocast(self, node: fx.Node, nodes: Iterator[fx.Node]) -> None:
+    def _unrecorded(self, nodes: Iterator[fx.Node], end: fx.Node) -> Iterator[fx.Node]:
+        """Give the nodes up to `end`, without those that switch gradients off once more."""
+        self._records = False
+        for node in nodes:
+            if node is end:
+                break
+            if node.target is not set_grad_enabled:
+                yield node
+        self._records = True
+
+    def _block(
+        self, node: fx.Node, nodes: Iterator[fx.Node], manager: str, opener: fx.Node | None
+    ) -> None:
         """Add a `with` block. Its results are the values that later nodes use."""
         build = self.builder
         build.loc = place_of(node)
-        operands = [encode(self, x) for x in node.args]
-        made = build.emit("call_torch", operands, [t.ANY], target="torch.autocast", kwnames=())
+        operands = [encode(self, x) for x in (() if opener is None else node.args)]
+        made = build.emit("call_torch", operands, [t.ANY], target=manager, kwnames=())
         block, before = Block([Value("", t.ANY)]), dict(self._values)
         build.born(block.args)
         with build.inside(block):
-            self.nodes(nodes, node)
+            self.nodes(nodes, opener)
             here = [(n, v) for n, v in self._values.items() if n.graph is node.graph]
             new = [n for n, v in here if before.get(n) is not v]
             ends = [n for n in new if not self._seen.issuperset(n.users)]
@@ -211,7 +227,8 @@ class _Writer:
             case "call_function" if is_checkpoint(node) and not refusal(self._body(node).nodes):
                 self._values[node] = self._checkpoint(node)
             case _:
-                self.sets_grad |= node.target is set_grad_enabled
+                if node.target is set_grad_enabled:
+                    self.sets_grad, self._records = True, bool(node.args[0])
                 self._bind(node, self._call(node))
 
     def _call(self, node: fx.Node) -> Result:
@@ -316,6 +333,21 @@ def _may_be_differentiated(module: fx.GraphModule) -> bool:
     (output,) = module.graph.find_nodes(op="output")
     examples = map(example_of, output.all_input_nodes)
     return breaks(module) and sum(getattr(x, "requires_grad", False) for x in examples) > 1
+
+
+def _end_of_no_grad(node: fx.Node) -> fx.Node | None:
+    """Return the node that switches gradients on again after this one has switched them off, None
+    if there is no such block. A block of autocast lies within it or around it."""
+    if node.target is not set_grad_enabled or node.args[0] is not False:
+        return None
+    depth = 0
+    while (node := node.next).op != "root":
+        depth += (node.target is ENTER_AUTOCAST) - (node.target is EXIT_AUTOCAST)
+        if depth < 0:
+            return None
+        if node.target is set_grad_enabled and node.args[0] is not False:
+            return node if depth == 0 and node.args[0] is True else None
+    return None
 
 
 def _short(name: str) -> str:
