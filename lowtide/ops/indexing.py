@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowtide.ir import dtypes
+from lowtide.ir.effects import Effects
 from lowtide.ops.operands import Size, broadcast, broadcast_index
-from lowtide.ops.registry import OpRecord, Param, register
+from lowtide.ops.registry import OpRecord, Param, op, register
 from lowtide.ops.views import view
 from lowtide.texpr import bounds
 from lowtide.texpr.build import Builder, Unsupported, Val, varies
@@ -107,8 +108,10 @@ class _Slot:
     tensor: Val | None = None
 
 
-def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
-    """Basic and advanced indexing, in PyTorch's order of dims."""
+def lower_getitem(
+    b: Builder, spec: Sequence[str], x: Val, *items: Any, copies: bool = False
+) -> Val:
+    """Basic and advanced indexing, in PyTorch's order of dims. `copies`: whatever the index is."""
     consumed = sum(word in ("int", "slice", "tensor") for word in spec)
     if consumed > x.ndim:
         raise b.error("too many indices")
@@ -147,7 +150,7 @@ def lower_getitem(b: Builder, spec: Sequence[str], x: Val, *items: Any) -> Val:
                 raise Unsupported("a list as a subscript")
             check_index(b, index, x.shape[d], wraps=True)
             if index.ndim == 0:
-                gathers_a_view = True
+                gathers_a_view = not copies
                 fixed[d] = gathered(b, index, [], x.shape[d], wraps=True)
             else:
                 slots.append(_Slot(d, tensor=index))
@@ -219,3 +222,17 @@ register(
         doc="x[...]; see the module's text for the operands.",
     )
 )
+
+
+@op(
+    "index",
+    "(self: Tensor, indices: any[]) -> Tensor",
+    "torch.ops.aten.index.Tensor",
+    kind="copy",
+    effects=Effects.MAKES | Effects.RAISES,
+)
+def lower_index(b: Builder, x: Val, indices: Any) -> Val:
+    """`x[i, :, j]` for `(i, None, j)`, of tensors alone: new memory, also for one of no dims."""
+    words = ["slice" if i is None else "tensor" for i in indices]
+    items = [part for i in indices for part in ((None, None, None) if i is None else (i,))]
+    return lower_getitem(b, words, x, *items, copies=True)

@@ -56,6 +56,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "flip": (X, [0]),
     "gather": (X, 0, ROWS[None]),
     "getitem": (("int",), X, 1),
+    "index": (X, (torch.tensor([1]),)),
     "group_norm": (X[None], 2),
     "gru_cell": (X, X, torch.ones(12, 4), torch.ones(12, 4)),
     "index_add": (X, 0, ROWS, X),

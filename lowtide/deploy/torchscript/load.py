@@ -19,12 +19,11 @@ import torch
 from lowtide.api.script_module import ScriptModule, wrap
 from lowtide.deploy.archive import Archive
 from lowtide.deploy.storages import Placed
-from lowtide.deploy.torchscript import debug, reader
-from lowtide.deploy.torchscript.objects import Objects
+from lowtide.deploy.torchscript import debug, objects, reader
 from lowtide.deploy.torchscript.reader import OldArchive
 from lowtide.errors import LoadError, Loc
 from lowtide.frontend.torchscript import operators
-from lowtide.frontend.torchscript.code import Code
+from lowtide.frontend.torchscript.code import Code, outer_names
 
 _LISTED: Final = 20  # missing operators in one error
 
@@ -32,15 +31,16 @@ _LISTED: Final = 20  # missing operators in one error
 def load(opened: Archive, place: Placed, shown: str) -> tuple[ScriptModule, OldArchive]:
     """Return the compiled module. `shown`: the file's name in errors. Raises LoadError."""
     old = reader.read(opened, place)
-    code = Code(shown, old.code, [], old.version, functools.partial(_author, _Ranges(old.debug)))
-    objects = Objects(code)
-    code.constants += [objects.value(c) for c in old.constants]
-    root = objects.value(old.data)
+    authors = functools.partial(_author, _Ranges(old.debug))
+    code = Code(shown, old.code, [], old.version, authors, outer_names(objects.called))
+    maker = objects.Objects(code)
+    code.constants += [maker.value(c) for c in old.constants]
+    root = maker.value(old.data)
     if code.missing:
         raise LoadError(_missing(code.missing))
     if not isinstance(root, torch.nn.Module):
         raise LoadError(f"{old.name}/data.pkl holds an object of {old.data.cls}, no module")
-    objects.settle()
+    maker.settle()
     return wrap(root), old
 
 
@@ -66,7 +66,8 @@ def _missing(found: Mapping[str, list[str]]) -> str:
     rows: list[str] = []
     for path, places in [*found.items()][:_LISTED]:
         where = ", ".join(p.partition(": ")[0] for p in places[:3])
-        rows.append(f"{path} ({where}): {operators.remedy(path)}")
+        place = f" ({where})" if where else ""
+        rows.append(f"{path}{place}: {operators.remedy(path)}")
     more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return f"the file uses operators that are missing here: {'; '.join(rows)}{more}"
 

@@ -5,27 +5,30 @@ In: what the reader found (`Instance`s) and the archive's code. Out: nn.Modules 
     Instance("__torch__.net.Net", {"training": True, "fc": Instance(…)})   →  a Net with its fc
 
 A class with `__setstate__` gets its state from that method, compiled.
-Invariant: one object for each Instance, one parameter for each tensor, so what was shared stays so.
+Invariant: one object for each Instance, each tensor as it was read, so what was shared stays so.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Final, cast
 
 import torch
 
 from lowtide.api.script_function import ScriptFunction
-from lowtide.api.script_module import make_method, wrap
+from lowtide.api.script_module import make_method, make_or_get, wrap
 from lowtide.deploy.torchscript.pickles import EnumMember, Instance
 from lowtide.errors import LoadError
 from lowtide.frontend.torchscript.code import Code, ModuleClass
 
 _KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
-_NO_INFO: Final = ModuleClass((), (), {}, (), ())
+_NATIVE: Final = "__torch__.torch.classes."  # classes of C++
+_NO_INFO: Final = ModuleClass((), (), {})
 
 
 @dataclass(slots=True)
@@ -34,7 +37,6 @@ class Objects:
 
     code: Code
     made: dict[int, Any] = field(default_factory=dict[int, Any])
-    parameters: dict[int, torch.nn.Parameter] = field(default_factory=dict[int, torch.nn.Parameter])
     waiting: list[tuple[Any, object]] = field(default_factory=list[tuple[Any, object]])
 
     def value(self, found: object) -> Any:
@@ -82,6 +84,9 @@ class Objects:
             raise LoadError(f"{path} has no member of the value {value!r}") from error
 
     def _instance(self, found: Instance) -> Any:
+        if found.cls.startswith(_NATIVE):
+            self.code.missing.setdefault(found.cls, [])
+            return None
         cls: Any = self.code.find(found.cls)
         if not isinstance(cls, type) or issubclass(cls, enum.Enum | tuple):
             raise LoadError(f"{found.cls} is no class, but the archive has an object of it")
@@ -96,6 +101,7 @@ class Objects:
         if is_module and info.constants:
             vars(made)["_lowtide_adopts"] = functools.partial(_assigned, info.constants)
         if "__setstate__" in vars(cast("Any", cls)):
+            self._prepare(made, info)
             self.waiting.append((made, self.value(found.state)))
         elif isinstance(found.state, dict):
             for name, value in cast("dict[object, object]", found.state).items():
@@ -103,6 +109,15 @@ class Objects:
         elif found.has_state:
             raise LoadError(f"the state of an object of {found.cls} is no dict of attributes")
         return made
+
+    def _prepare(self, made: Any, info: ModuleClass) -> None:
+        """Give an object its attributes without values, which `__setstate__` sets."""
+        for name in type(made).__annotations__:
+            if name in info.parameters or name in info.buffers:
+                kind = "_parameters" if name in info.parameters else "_buffers"
+                vars(made)[kind][name] = None
+            elif name not in vars(made):
+                object.__setattr__(made, name, None)
 
     def _set(self, path: str, made: Any, info: ModuleClass, name: object, value: Any) -> None:
         if not isinstance(name, str) or name in _KEPT or name.startswith("__"):
@@ -114,18 +129,18 @@ class Objects:
         if isinstance(value, torch.nn.Module):
             own["_modules"][name] = value
         elif name in info.parameters and isinstance(value, torch.Tensor | None):
-            own["_parameters"][name] = None if value is None else self._parameter(value)
+            own["_parameters"][name] = None if value is None else _parameter(value)
         elif name in info.buffers and isinstance(value, torch.Tensor | None):
             own["_buffers"][name] = value
         else:
             own[name] = value
 
-    def _parameter(self, tensor: torch.Tensor) -> torch.nn.Parameter:
-        known = self.parameters.get(id(tensor))
-        if known is None:
-            known = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-            self.parameters[id(tensor)] = known
-        return known
+
+def _parameter(tensor: torch.Tensor) -> torch.nn.Parameter:
+    """Return the tensor itself, as a parameter; lists of parameters hold it, too."""
+    if not isinstance(tensor, torch.nn.Parameter):
+        tensor.__class__ = torch.nn.Parameter
+    return cast("torch.nn.Parameter", tensor)
 
 
 def _assigned(constants: Mapping[str, object], made: Any, name: str, value: object) -> object:
@@ -138,10 +153,25 @@ def _assigned(constants: Mapping[str, object], made: Any, name: str, value: obje
     return value
 
 
+def called(fn: FunctionType, *args: Any, **named: Any) -> Any:
+    """Call a function of the archive, compiled; what Python does where it meets one."""
+    owner = args[0] if args else None
+    if (
+        isinstance(owner, torch.nn.Module)
+        and inspect.getattr_static(type(owner), fn.__name__) is fn
+    ):
+        return make_or_get(wrap(owner), fn.__name__)(*args[1:], **named)
+    return _compiled(fn)(*args, **named)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(fn: FunctionType) -> ScriptFunction:
+    return ScriptFunction(fn)
+
+
 def set_state(made: Any, state: object) -> None:
     """Run the object's `__setstate__`, compiled."""
     if isinstance(made, torch.nn.Module):
         make_method(wrap(made), "__setstate__")(state)
-        return
-    setter = cast("Any", type(made)).__setstate__
-    ScriptFunction(setter)(made, state)
+    else:
+        made.__setstate__(state)

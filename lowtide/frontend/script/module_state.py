@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, cast
 import torch
 
 from lowtide.frontend.script import torch_jit_twins
+from lowtide.frontend.script.source import has_own_source
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Value
@@ -210,6 +211,8 @@ def own_call(module: torch.nn.Module) -> FunctionType | None:
 
 
 def _is_pytorchs(fn: FunctionType) -> bool:
+    if has_own_source(fn):
+        return False
     return fn is torch.nn.Module.__call__ or fn.__module__.split(".")[0] in ("torch", "lowtide")
 
 

@@ -4,8 +4,8 @@ In: the texts of the archive's `code/` folder, its constants. Out: Python classe
 
     code.find("__torch__.net.Net")   →  a class derived from nn.Module, with the methods' functions
 
-The functions have a code object, so that Python knows their arguments, and `__lowtide_source__`,
-which `frontend.script` compiles. Python never runs them.
+The functions have `__lowtide_source__`, which `frontend.script` compiles, and a code object of
+their arguments that calls the compiled function. Python never runs what the archive says.
 Invariant: one class for each dotted name; outer names of functions are in one dict, by dotted name.
 """
 
@@ -17,9 +17,9 @@ import enum
 import math
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, Final, cast
 
 import torch
@@ -27,19 +27,20 @@ import torch
 from lowtide.errors import LoadError, Loc
 from lowtide.frontend.script import decorators, language
 from lowtide.frontend.script.source import SOURCE, FunctionSource
-from lowtide.frontend.torchscript import annotations, operators
+from lowtide.frontend.torchscript import functions, operators
 from lowtide.frontend.torchscript.annotations import Unknown, annotation
-from lowtide.frontend.torchscript.language import rewritten
+from lowtide.frontend.torchscript.language import around, rewritten
 
 MODULE: Final = "lowtide.loaded"  # the `__module__` of all that is made
 _OUTER: Final[dict[str, object]] = {
     **{f.__name__: f for f in (print, range, int, float, bool, str, complex, getattr, setattr)},
-    **{f.__name__: f for f in (len, isinstance, list, tuple, dict)},
+    **{f.__name__: f for f in (len, isinstance, list, tuple, dict, sorted)},
     "fork": language.fork,
     "wait": language.wait,
     "annotate": operators.annotate,
     "unchecked_cast": operators.unchecked_cast,
     "uninitialized": operators.uninitialized,
+    "as_given": operators.as_given,
     "inf": math.inf,
     "nan": math.nan,
     "infj": complex(0, math.inf),
@@ -53,12 +54,20 @@ _KNOWN: Final[dict[str, object]] = {
     "__torch__.torch.autograd.grad_mode.no_grad": torch.no_grad,
     "__torch__.torch.autograd.grad_mode.enable_grad": torch.enable_grad,
     "__torch__.torch.autograd.grad_mode.set_grad_enabled": torch.set_grad_enabled,
+    "__torch__.torch.autograd.grad_mode.inference_mode": torch.inference_mode,
+    "__torch__.torch.amp.autocast_mode.autocast": operators.autocast,
+    "__torch__.torch.autocast_mode.autocast": operators.autocast,
+    "__torch__.torch.autograd.profiler.record_function": torch.profiler.record_function,
 }
+_LIST: Final = "__torch__.torch.nn.modules.container.ModuleList"  # of which code asks for items
+_MANGLED: Final = re.compile(r"___torch_mangle_\d+\.")
 _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
     cls.__name__: cls
     for cls in vars(builtins).values()
     if isinstance(cls, type) and issubclass(cls, Exception)
 }
+# Types of arguments that a caller may give in another form: a dtype, an int, another enum's member.
+_CONVERTED: Final = ("int", "float", "complex", "Optional[int]", "Optional[float]")
 _LITERALS: Final = (int, float, bool, str)
 _STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
 _INTERFACES: Final = ("Interface", "ModuleInterface")
@@ -73,8 +82,12 @@ class ModuleClass:
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     constants: Mapping[str, object]
-    hooks: tuple[str, ...]
-    pre_hooks: tuple[str, ...]
+
+
+def outer_names(call: Callable[..., object]) -> dict[str, object]:
+    """Return the outer names of an archive. `call`: a function of it and arguments → the result of
+    the compiled function."""
+    return {**_OUTER, functions.CALL: call}
 
 
 @dataclass(slots=True)
@@ -86,7 +99,7 @@ class Code:
     constants: list[object]
     version: int
     authors: Callable[[str, int], Loc | None]  # a file and an offset there → the author's line
-    outer: dict[str, object] = field(default_factory=lambda: dict(_OUTER))
+    outer: dict[str, object]
     infos: dict[str, ModuleClass] = field(default_factory=dict[str, ModuleClass])
     _found: dict[str, object] = field(default_factory=dict[str, object])
     _trees: dict[str, dict[str, ast.stmt]] = field(default_factory=dict[str, dict[str, ast.stmt]])
@@ -95,8 +108,9 @@ class Code:
 
     def find(self, path: str, node: ast.AST | None = None, within: str = "") -> Any:
         """Return the class or function of a dotted name. Raises LoadError."""
-        if path in _KNOWN:
-            return _KNOWN[path]
+        known = _KNOWN.get(_MANGLED.sub("", path))
+        if known is not None:
+            return known
         if path in self._found:
             return self._found[path]
         owner, _, name = path.rpartition(".")
@@ -115,7 +129,8 @@ class Code:
     def defines(self, path: str) -> bool:
         """Whether the code has a class or a function of this dotted name."""
         owner, _, name = path.rpartition(".")
-        return path in _KNOWN or name in self._definitions(f"{owner.replace('.', '/')}.py")
+        is_known = _MANGLED.sub("", path) in _KNOWN
+        return is_known or name in self._definitions(f"{owner.replace('.', '/')}.py")
 
     def _definitions(self, file: str) -> dict[str, ast.stmt]:
         known = self._trees.get(file)
@@ -143,17 +158,15 @@ class Code:
     # ---- functions ----------------------------------------------------------------------------
 
     def _function(self, file: str, node: ast.FunctionDef, path: str) -> FunctionType:
-        names = _NamesOf(self, file)
         hints = self._hints(file, node)
         defaults = self._defaults(file, node)
         text = self.files[file].splitlines(keepends=True)
-        plain = rewritten(node, names)
+        plain = rewritten(node, _NamesOf(self, file))
         source = FunctionSource(
             node=plain, file=self._shown(file), lines=tuple(text), first_line=1, line_shift=0
         )
-        made = FunctionType(_code_of(plain, source.file), self.outer, node.name, defaults)
-        made.__qualname__ = path.removeprefix("__torch__.")
-        made.__module__ = MODULE
+        made = functions.made(plain, path, self.outer, source.file, defaults)
+        made.__module__, made.__qualname__ = MODULE, path.removeprefix("__torch__.")
         made.__annotations__ = hints
         setattr(made, SOURCE, source)
         return made
@@ -277,17 +290,17 @@ class Code:
         return made
 
     def _plain_class(self, file: str, node: ast.ClassDef, path: str, *, is_module: bool) -> type:
-        own: dict[str, Any] = {"__module__": MODULE, "__qualname__": node.name}
-        bases = (torch.nn.Module,) if is_module else ()
-        made: Any = type(node.name, bases, own)
+        own = {"__module__": MODULE, "__qualname__": node.name}
+        made: Any = type(node.name, (_base(path),) if is_module else (), own)
         self._found[path] = made  # before its methods, whose types may name it
+        methods: dict[str, ast.FunctionDef] = {}
         lists: dict[str, tuple[str, ...]] = {}
         constants: dict[str, object] = {}
         hints: dict[str, Any] = {}
         for part in node.body:
             match part:
-                case ast.FunctionDef():
-                    setattr(made, part.name, self._method(file, part, path, is_module))
+                case ast.FunctionDef(name) if name not in methods:
+                    methods[name] = part
                 case ast.Assign([ast.Name(name)], value) if name.startswith("__"):
                     found = self.literal(file, value)
                     lists[name] = tuple(map(str, cast("list[object]", found)))
@@ -305,15 +318,31 @@ class Code:
         made.__constants__ = [
             k for k, v in hints.items() if v in _LITERALS and k not in self._assigned()
         ]
+        pre_hooks = lists.get("__forward_pre_hooks__", ())
+        hooks = lists.get("__forward_hooks__", ())
+        if is_module and (pre_hooks or hooks):
+            methods["__call__"] = self._with_hooks(file, node, methods, pre_hooks, hooks)
+        for name, method in methods.items():
+            setattr(made, name, self._method(file, method, path, is_module))
         if is_module:
             self.infos[path] = ModuleClass(
-                lists.get("__parameters__", ()),
-                lists.get("__buffers__", ()),
-                constants,
-                lists.get("__forward_hooks__", ()),
-                lists.get("__forward_pre_hooks__", ()),
+                lists.get("__parameters__", ()), lists.get("__buffers__", ()), constants
             )
         return made
+
+    def _with_hooks(
+        self,
+        file: str,
+        node: ast.ClassDef,
+        methods: Mapping[str, ast.FunctionDef],
+        pre_hooks: Sequence[str],
+        hooks: Sequence[str],
+    ) -> ast.FunctionDef:
+        """Return `__call__`, which calls the hooks before and after `forward`."""
+        for name in ("forward", *pre_hooks, *hooks):
+            if name not in methods:
+                raise self.error(file, node, f"a class with hooks and without {name!r}")
+        return around(methods, pre_hooks, hooks)
 
     def _method(self, file: str, node: ast.FunctionDef, path: str, is_module: bool) -> Any:
         first = node.args.args[0] if node.args.args else None
@@ -327,15 +356,9 @@ class Code:
         return made
 
 
-def _code_of(node: ast.FunctionDef, file: str) -> CodeType:
-    """Return the code object, which tells Python the names of arguments; it is never run."""
-    module = ast.Module([node], [])
-    args = node.args
-    before = args.kw_defaults
-    args.kw_defaults = [None for _ in args.kwonlyargs]
-    code = compile(module, file, "exec", dont_inherit=True)
-    args.kw_defaults = before
-    return next(x for x in code.co_consts if isinstance(x, CodeType))
+def _base(path: str) -> type[torch.nn.Module]:
+    """Return what a class of modules derives from: a list of modules has items."""
+    return torch.nn.ModuleList if _MANGLED.sub("", path) == _LIST else torch.nn.Module
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +390,7 @@ class _NamesOf:
 
     def _own(self, path: str, node: ast.AST) -> object:
         owner, _, name = path.rpartition(".")
-        if not self.code.defines(owner):
+        if self.code.defines(path) or not self.code.defines(owner):
             return self.code.find(path, node, self.file)
         found = self.code.find(owner, node, self.file)
         if isinstance(found, enum.EnumMeta) and name in found.__members__:
@@ -389,10 +412,19 @@ class _NamesOf:
         return name
 
     def bind_exception(self, path: str) -> str:
-        cls = _EXCEPTIONS.get(path.rpartition(".")[2] or "Exception", RuntimeError)
+        root, _, name = path.partition(".")
+        cls = _EXCEPTIONS.get(name, RuntimeError) if root == "builtins" else RuntimeError
         name = f"exception {cls.__name__}"
         self.code.outer[name] = cls
         return name
+
+    def is_converted(self, node: ast.expr) -> bool:
+        text = ast.unparse(node)
+        if "__torch__" not in text:
+            return text in _CONVERTED
+        parts = (n for n in ast.walk(node) if isinstance(n, ast.Attribute))
+        paths = (p for p in map(ast.unparse, parts) if self.code.defines(p))
+        return any(isinstance(self.code.find(p, node, self.file), enum.EnumMeta) for p in paths)
 
     def is_bound(self, name: str) -> bool:
         return name in self.code.outer
@@ -401,4 +433,4 @@ class _NamesOf:
         return self.code.error(self.file, node, problem)
 
 
-__all__ = ["MODULE", "Code", "ModuleClass", "annotations"]
+__all__ = ["MODULE", "Code", "ModuleClass", "outer_names"]

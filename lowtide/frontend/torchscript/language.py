@@ -7,6 +7,7 @@ the language of `lt.script`, whose outer names `Names` has bound.
     annotate(List[int], [])              →  the type is an outer name, too
     ops.prim.RaiseException(m, "b.E")    →  raise E(m)
     p = C.__new__(C); _0 = (p).__init__(3, )   →  p = C(3)
+    def f(dtype: int):                   →  begins with `dtype = as_given(int, dtype)`
     _1 = no_grad(); with _1:             →  with no_grad():
 
 Invariant: a checked function has no syntax, no attribute and no outer name that is not listed here.
@@ -15,7 +16,9 @@ Invariant: a checked function has no syntax, no attribute and no outer name that
 from __future__ import annotations
 
 import ast
-from typing import Final, Protocol
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 from lowtide.errors import LoadError
 
@@ -40,6 +43,7 @@ _SPECIAL: Final = frozenset(f"__{name}__" for name in (
     *("setstate", "getstate"),
 ))  # fmt: skip
 _RAISE: Final = "ops.prim.RaiseException"
+_ASSERTION: Final = "AssertionError: "
 
 
 class Names(Protocol):
@@ -54,7 +58,11 @@ class Names(Protocol):
         ...
 
     def bind_exception(self, path: str) -> str:
-        """Bind a class of exceptions."""
+        """Bind a class of exceptions: Python's of this name, else RuntimeError."""
+        ...
+
+    def is_converted(self, node: ast.expr) -> bool:
+        """Whether an argument of this type may be given in another form. Raises LoadError."""
         ...
 
     def is_bound(self, name: str) -> bool:
@@ -81,20 +89,34 @@ class _Rewriter(ast.NodeTransformer):
         self.names = names
         self.loaded: list[ast.Name] = []
         self.local: set[str] = set()
+        self.texts: dict[str, str] = {}  # variable → its text
         self.managers: dict[str, ast.expr] = {}  # variable → what made it, for `with`
 
     def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function without annotations and defaults, which the caller reads."""
         given = node.args
         self.local |= {node.name, *(a.arg for a in (*given.args, *given.kwonlyargs))}
+        first: list[ast.stmt] = []
         for arg in (*given.args, *given.kwonlyargs):
+            if arg.annotation is not None and arg.arg != "self":
+                first += self._converted(arg, arg.annotation)
             arg.annotation = None
         nothing: list[ast.expr | None] = [None for _ in given.kwonlyargs]
         args = ast.arguments([], given.args, None, given.kwonlyargs, nothing, None, [])
         if node.args.vararg or node.args.kwarg or node.decorator_list:
             raise self.names.error(node, "a function with `*`, `**` or a decorator")
-        made = ast.FunctionDef(node.name, args, self.block(node.body), [], None)
+        made = ast.FunctionDef(node.name, args, [*first, *self.block(node.body)], [], None)
         return ast.copy_location(made, node)
+
+    def _converted(self, arg: ast.arg, annotation: ast.expr) -> list[ast.stmt]:
+        if not self.names.is_converted(annotation):
+            return []
+        value = ast.Call(
+            ast.Name("as_given", ast.Load()),
+            [self._type(annotation), ast.Name(arg.arg, ast.Load())],
+            [],
+        )
+        return [_placed(ast.Assign([ast.Name(arg.arg, ast.Store())], value), arg)]
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Return the statements, pairs of `__new__` and `__init__` as one."""
@@ -169,11 +191,41 @@ class _Rewriter(ast.NodeTransformer):
             case _:
                 return ast.copy_location(ast.Expr(self.visit(node.value)), node)
 
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        match node:
+            case ast.Assign([ast.Name(name)], ast.Constant(str(text))):
+                self.texts[name] = text
+            case _:
+                pass
+        return super().generic_visit(node)
+
     def _raise(self, args: list[ast.expr]) -> ast.Raise:
-        named = args[1].value if len(args) > 1 and isinstance(args[1], ast.Constant) else None
-        name = self.names.bind_exception(named if isinstance(named, str) else "")
-        call = ast.Call(ast.Name(name, ast.Load()), [self.visit(a) for a in args[:1]], [])
-        return ast.Raise(call, None)
+        """An assertion has a message that says so; another class than Python's stands before it."""
+        message = self._text(args[0]) if args else ast.Constant("")
+        named = self._text(args[1]) if len(args) > 1 else ast.Constant("")
+        path = named.value if isinstance(named, ast.Constant) else ""
+        match message:
+            case ast.Constant(str(text)) if not path and text.startswith(_ASSERTION):
+                path, message = "builtins.AssertionError", ast.Constant(text[len(_ASSERTION) :])
+            case ast.Call(func, [first, rest]) if not path and ast.unparse(func) == "torch.add":
+                match self._text(first):
+                    case ast.Constant(str(text)) if text == _ASSERTION:
+                        path, message = "builtins.AssertionError", rest
+                    case _:
+                        pass
+            case _:
+                pass
+        message = self.visit(message)
+        if path and not str(path).startswith("builtins."):
+            message = ast.BinOp(ast.Constant(f"{path}: "), ast.Add(), message)
+        cls = self.names.bind_exception(str(path))
+        return ast.Raise(ast.Call(ast.Name(cls, ast.Load()), [message], []), None)
+
+    def _text(self, node: ast.expr) -> ast.expr:
+        """Return the constant of a variable that holds a text."""
+        if isinstance(node, ast.Name) and node.id in self.texts:
+            return ast.Constant(self.texts[node.id])
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node:
@@ -205,7 +257,49 @@ class _Rewriter(ast.NodeTransformer):
             raise self.names.error(node, f"the attribute {name!r}")
 
 
-def _placed(made: ast.AST, node: ast.AST) -> ast.AST:
+def around(
+    methods: Mapping[str, ast.FunctionDef], pre_hooks: Sequence[str], hooks: Sequence[str]
+) -> ast.FunctionDef:
+    """Return the method `__call__` of a class: its hooks, and between them `forward`."""
+    forward = methods["forward"]
+    names = [a.arg for a in forward.args.args[1:]]
+    given, result = ast.Tuple([], ast.Load()), "the result"
+    given.elts = [ast.Name(n, ast.Load()) for n in names]
+    body: list[ast.stmt] = []
+
+    def called(name: str, *args: ast.expr) -> ast.Call:
+        return ast.Call(ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load()), [*args], [])
+
+    for name in pre_hooks:
+        call = called(name, given)
+        returned = methods[name].returns
+        if _is_none(returned):
+            body.append(ast.Expr(call))
+            continue
+        is_tuple = returned is not None and ast.unparse(returned).startswith("Tuple")
+        stored: list[ast.expr] = [ast.Name(n, ast.Store()) for n in names]
+        target = ast.Tuple(stored, ast.Store()) if is_tuple else stored[0]
+        body.append(ast.Assign([target], call))
+    body.append(ast.Assign([ast.Name(result, ast.Store())], called("forward", *given.elts)))
+    for name in hooks:
+        call = called(name, given, ast.Name(result, ast.Load()))
+        kept = _is_none(methods[name].returns)
+        body.append(ast.Expr(call) if kept else ast.Assign([ast.Name(result, ast.Store())], call))
+    body.append(ast.Return(ast.Name(result, ast.Load())))
+    last = methods[hooks[-1]].returns if hooks else None
+    returns = forward.returns if last is None or _is_none(last) else last
+    made = ast.FunctionDef("__call__", forward.args, body, [], returns)
+    return copy.deepcopy(_placed(made, forward))
+
+
+def _is_none(returned: ast.expr | None) -> bool:
+    return returned is None or ast.unparse(returned) in ("None", "NoneType")
+
+
+_Made = TypeVar("_Made", bound=ast.AST)
+
+
+def _placed(made: _Made, node: ast.AST) -> _Made:
     """Return the new node, which stands where the old one stood."""
     return ast.fix_missing_locations(ast.copy_location(made, node))
 

@@ -29,6 +29,7 @@ from lowtide.frontend.script.targets import store
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
+from lowtide.ir.python_ops.row import element
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
 
 Values = list[Value]
@@ -165,18 +166,45 @@ def _sorted(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 def _format(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     """The template's `{}` are filled in order; TorchScript knows no other field."""
+    template = c.constant(args[0])
+    if isinstance(template, str):
+        parts = (p.replace("{", "{{").replace("}", "}}") for p in template.split("{}"))
+        args = [c.const("{}".join(parts)), *args[1:]]
     return c.call_function(call.node, Method(args[0], "format"), args[1:])
 
 
 def _percent(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    values = c.builder.tuple_make(args[1:])
+    is_one = len(args) == 2 and isinstance(args[1].type, TupleType)
+    values = args[1] if is_one else c.builder.tuple_make(args[1:])
     return c.py(call.node, "py.mod", args[0], values)
+
+
+def _extended(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """`xs += ys`: the same list."""
+    added = element(args[1].type)
+    if isinstance(args[0].type, ListType):
+        elem = t.ANY if added is None else added
+        c.builder.widen(args[0], ListType(t.join(args[0].type.elem, elem)))
+    c.effect("list.extend", args[0], args[1])
+    return args[0]
+
+
+def _repeated(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """`xs *= n`: the same list."""
+    c.effect("list.repeat", args[0], args[1])
+    return args[0]
 
 
 def _derive_index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     """`start + index * step`."""
     index, start, step = args
     return c.py(call.node, "py.add", start, c.py(call.node, "py.mul", index, step))
+
+
+def _index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """The place of an item in a list; a device's number."""
+    row = _op("py.device_index") if len(args) == 1 else _method("index")
+    return row(c, call, args, keywords)
 
 
 def _range_length(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -221,9 +249,11 @@ def _warn(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _least(fn: object) -> Row:
-    """`min` and `max` of two numbers, of a list, or of two lists."""
+    """`min` and `max` of numbers, of a list, or of two lists; of an int and a float, a float."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        if any(a.type == t.FLOAT for a in args):
+            args = [c.py(call.node, "py.float", a) if a.type == t.INT else a for a in args]
         return c.call_function(call.node, PythonObject(fn), args, keywords)
 
     return compile_call
@@ -269,7 +299,7 @@ _ARITHMETIC: Final = {
     "ne": ("ne", "py.ne"),
 }
 _METHODS: Final = (
-    *("append", "extend", "insert", "remove", "pop", "clear", "index", "count", "reverse", "copy"),
+    *("append", "extend", "insert", "remove", "pop", "clear", "count", "reverse", "copy"),
     *("get", "setdefault", "update", "popitem", "split", "rsplit", "splitlines", "strip"),
     *("lstrip", "rstrip", "upper", "lower", "capitalize", "title", "swapcase", "find", "rfind"),
     *("rindex", "startswith", "endswith", "replace", "join", "isalpha", "isdigit", "isalnum"),
@@ -291,6 +321,10 @@ TABLE: Final[dict[str, Row]] = {
     **{name: _listed(name) for name in ("keys", "values", "items")},
     **{f.__name__: _call(f) for f in (ord, chr, hex, oct, bin, str, abs)},
     "mathremainder": _call(math.remainder),
+    "add_": _extended,
+    "mul_": _repeated,
+    "type": _op("py.device_type"),
+    "index": _index,
     "pow": _power,
     "round": _rounded,
     "neg": _op("py.neg"),

@@ -4,7 +4,7 @@ In: the name of an operator, arguments in the order of its schema. Out: ops. `TA
 each name; `source_of` tells the function of PyTorch for all others.
 
     torch.slice(x, 1, 0, 5, 2)            →  x[:, 0:5:2]
-    torch.index(x, [None, i])             →  x[:, i]
+    torch.index_put_(x, [None, i], v)     →  x[:, i] = v
     torch.embedding(w, i, -1, …)          →  F.embedding(i, w, …)
     torch.to(x, 6, False, False, None)    →  x.to(torch.float32)
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable
+from types import BuiltinFunctionType, GetSetDescriptorType, MethodDescriptorType
 from typing import Final
 
 from lowtide.frontend.script.context import Context
@@ -54,8 +55,12 @@ def source_of(namespace: str, name: str) -> str:
 
 
 def _is_operator(found: object, path: str, aten: str) -> bool:
+    """Whether PyTorch's own binding of the operator; not a function of Python's, whose arguments
+    may be others."""
     if path == "Tensor":
-        return callable(found)
+        return isinstance(found, MethodDescriptorType | GetSetDescriptorType)
+    if not isinstance(found, BuiltinFunctionType):
+        return False
     try:
         return torch_jit.operator_name(found) == aten
     except AttributeError:
@@ -85,7 +90,9 @@ def _reduction(c: Context, value: Value) -> Value:
     known = c.constant(value)
     if isinstance(known, int) and 0 <= known < len(_REDUCTIONS):
         return c.const(_REDUCTIONS[known])
-    return value
+    if value.type != t.INT:
+        return value
+    return c.builder.emit("list.get", [c.const(_REDUCTIONS), value], [t.STR]).result
 
 
 def _embedding(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -125,10 +132,11 @@ def _slice(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    items = _items(c, args[1])
-    if items is None:
-        return torch_call(c, call.node, "torch.ops.aten.index.Tensor", args, keywords)
-    return load(c, _subscript(call), args[0], items)
+    """New memory always, unlike `x[i]` of a tensor without dims."""
+    maker = c.builder.makers.get(args[1])
+    if maker is not None and maker.name == "list.make":
+        args = [args[0], c.builder.tuple_make(maker.operands)]
+    return torch_call(c, call.node, "torch.ops.aten.index.Tensor", args, keywords)
 
 
 def _items(c: Context, listed: Value) -> Items | None:
@@ -165,7 +173,6 @@ def _index_put(c: Context, call: Call, args: Values, keywords: Keywords) -> Node
 
 
 _TO_DTYPE: Final = ("dtype", "non_blocking", "copy", "memory_format")
-_KINDS: Final = {"dtype": "ScalarType", "memory_format": "MemoryFormat", "layout": "Layout"}
 
 
 def _to(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -181,7 +188,8 @@ def _to(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
             names = _TO_DTYPE
         given = dict(zip(names, args[1:], strict=False))
     given |= keywords
-    decoded = {k: codes.decode(c, _KINDS[k], v) if k in _KINDS else v for k, v in given.items()}
+    given.pop("layout", None)  # PyTorch takes no other than the tensor's own
+    decoded = {k: codes.decode_named(c, call.node, k, v) for k, v in given.items()}
     kept = {k: v for k, v in decoded.items() if c.constant(v) not in (None, False)}
     positional = [kept.pop(k) for k in ("other",) if k in kept]
     return torch_call(c, call.node, "Tensor.to", [args[0], *positional], kept)
@@ -234,7 +242,8 @@ def _same(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _chunked(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    return torch_call(c, call.node, "torch.chunk", args[:1], _word(("chunks", "dim"), args[1:]))
+    found = torch_call(c, call.node, "torch.chunk", args[:1], _word(("chunks", "dim"), args[1:]))
+    return c.list_of(found, call.node)
 
 
 def _word(names: tuple[str, ...], args: Values) -> Keywords:
@@ -245,14 +254,20 @@ def _tensor(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     """`torch.tensor` and `torch.as_tensor`, also of a tensor."""
     named = {k: v for k, v in keywords.items() if v.type != t.NONE}
     if "dtype" in named:
-        named["dtype"] = codes.decode(c, "ScalarType", named["dtype"])
+        named["dtype"] = codes.decode_named(c, call.node, "dtype", named["dtype"])
     names = ("dtype", "device", "requires_grad")
     for name, value in zip(names, args[1:], strict=False):
         if value.type != t.NONE:
-            named[name] = codes.decode(c, "ScalarType", value) if name == "dtype" else value
+            named[name] = codes.decode_named(c, call.node, name, value)
     if c.constant(named.get("requires_grad", c.const(False))) is False:
         named.pop("requires_grad", None)
     return torch_call(c, call.node, "torch.tensor", args[:1], named)
+
+
+def _is_contiguous(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    given = _word(("self", "memory_format"), args) | keywords
+    named = {k: codes.decode_named(c, call.node, k, v) for k, v in given.items() if k != "self"}
+    return torch_call(c, call.node, "Tensor.is_contiguous", args[:1], named)
 
 
 _OPERATORS: Final = {
@@ -284,6 +299,7 @@ TABLE: Final[dict[str, Row]] = {
     "tensor": _tensor,
     "as_tensor": _tensor,
     "chunk": _chunked,
+    "is_contiguous": _is_contiguous,
     "data": _named("Tensor.detach"),
     "NumToTensor": _same,
     "linear": _functional("input weight bias", "linear"),

@@ -15,8 +15,9 @@ Invariant: the meaning is that of the operator's schema. What neither Lowtide no
 from __future__ import annotations
 
 import ast
+import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,12 +25,14 @@ import torch
 
 from lowtide.frontend import torch_schemas
 from lowtide.frontend.script.builtin_calls import BUILTINS
+from lowtide.frontend.script.classes import class_of
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Node, PythonObject
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
-from lowtide.frontend.torchscript import codes, on_python, on_tensors
+from lowtide.frontend.torchscript import codes, on_python, on_tensors, upgraders
+from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
@@ -80,11 +83,18 @@ def _is_known(made: Operator) -> bool:
 def _compile(made: Operator, c: Context, call: Call) -> Node:
     args = [c.as_value(a, call.node) for a in call.args]
     keywords = {k: c.as_value(a, call.node) for k, a in call.keywords.items()}
+    return codes.encoded(c, _called(made, c, call, args, keywords))
+
+
+def _called(
+    made: Operator, c: Context, call: Call, args: list[Value], keywords: dict[str, Value]
+) -> Node:
     ours = made.namespace in _OURS
     on_values = on_python.TABLE.get(made.name) if ours else None
     if on_values is not None and _is_on_python(args):
         return on_values(c, call, args, keywords)
-    on_these = on_tensors.TABLE.get(made.name) if ours else None
+    before = upgraders.before(made.name, made.version) if ours else None
+    on_these = before or (on_tensors.TABLE.get(made.name) if ours else None)
     if on_these is not None:
         return on_these(c, call, args, keywords)
     if made.namespace == "prim":
@@ -107,24 +117,57 @@ def _by_schema(
     name = f"{made.namespace}::{made.name}"
     types = [a.type for a in args]
     schema = torch_schemas.chosen(name, types, {k: v.type for k, v in keywords.items()})
-    if schema is not None:
-        args, keywords = codes.decoded(c, schema, args, keywords)
+    if schema is None:
+        raise c.error(call.node, f"{made.path} of {', '.join(map(str, types))}", "")
+    keywords = _with_reduction(c, schema, len(args), keywords)
+    args, keywords = codes.decoded(c, call.node, schema, args, keywords)
     source = on_tensors.source_of(made.namespace, made.name)
-    if schema is not None and source.startswith("torch.ops."):
-        overload = schema.overload_name or "default"
-        source = f"{source}.{overload}"
-    found = torch_call(c, call.node, source, args, keywords)
-    return _as_told(c, schema, found)
+    if made.namespace == "aten" and _has_several_outs(schema, keywords):
+        source = f"torch.ops.aten.{made.name}"  # PyTorch's functions take them as one tuple, `out`
+    if source.startswith("torch.ops."):
+        source = f"{source}.{schema.overload_name or 'default'}"
+    return _as_told(c, call.node, schema, torch_call(c, call.node, source, args, keywords))
 
 
-def _as_told(c: Context, schema: Any, found: Node) -> Node:
-    """Return the result at the type that the schema tells, where less is known."""
-    if not isinstance(found, Value) or found.type != t.ANY:
+def _with_reduction(
+    c: Context, schema: Any, given: int, keywords: dict[str, Value]
+) -> dict[str, Value]:
+    """Return the keywords with the schema's default reduction; PyTorch's functions have another."""
+    for k, argument in enumerate(schema.arguments):
+        is_left = argument.name == "reduction" and k >= given and "reduction" not in keywords
+        if is_left and argument.has_default_value():
+            return keywords | {"reduction": c.const(argument.default_value)}
+    return keywords
+
+
+def _has_several_outs(schema: Any, keywords: Mapping[str, Value]) -> bool:
+    outs = (a for a in schema.arguments if a.kwarg_only and a.alias_info is not None)
+    return any(a.name != "out" and a.name in keywords for a in outs)
+
+
+def _as_told(c: Context, node: ast.AST, schema: Any, found: Node) -> Node:
+    """Return the result as the schema tells: a list, not the tuple of PyTorch's functions; of the
+    type that is told, where less is known."""
+    if len(schema.returns) != 1:
+        return _several(c, node, schema, found)
+    text = str(schema.returns[0].type)
+    told = _TOLD.get(text)
+    if text.startswith("List["):
+        found = c.list_of(found, node)
+    if not isinstance(found, Value) or told is None:
         return found
-    if schema is None or len(schema.returns) != 1:
+    is_vague = found.type in (t.ANY, ListType(t.ANY))
+    return c.builder.emit("cast", [found], [told]).result if is_vague else found
+
+
+def _several(c: Context, node: ast.AST, schema: Any, found: Node) -> Node:
+    """Return the results, those that the schema tells to be lists as lists."""
+    are_lists = [str(r.type).startswith("List[") for r in schema.returns]
+    if not any(are_lists) or not isinstance(found, Value) or not isinstance(found.type, TupleType):
         return found
-    told = _TOLD.get(str(schema.returns[0].type))
-    return found if told is None else c.builder.emit("cast", [found], [told]).result
+    parts = [c.builder.tuple_get(found, k) for k in range(len(are_lists))]
+    rows = zip(parts, are_lists, strict=True)
+    return c.builder.tuple_make([c.list_of(p, node) if is_list else p for p, is_list in rows])
 
 
 _TOLD: Final[dict[str, Type]] = {
@@ -158,6 +201,19 @@ def uninitialized(the_type: object) -> object:
     return the_type
 
 
+def as_given(the_type: object, the_value: object) -> object:
+    """`as_given(T, v)`: an argument as TorchScript takes it for that type."""
+    del the_type
+    return the_value
+
+
+def autocast(
+    device_type: str, dtype: int | None = None, enabled: bool = True, cache: bool | None = None
+) -> object:
+    """`torch.autocast` of a dtype's code."""
+    raise NotImplementedError
+
+
 def _type_of(c: Context, found: Node) -> Type | None:
     told = found.obj if isinstance(found, PythonObject) else c.constant(found)
     return type_from_annotation(told, c.frame.names)
@@ -181,6 +237,66 @@ def _unchecked_cast(c: Context, call: Call) -> Node:
     if not isinstance(value, Value) or type_ is None or value.type == type_:
         return value
     return c.builder.emit("cast", [value], [type_]).result
+
+
+def _as_given(c: Context, call: Call) -> Node:
+    told, found = call.args
+    value = c.as_value(found, call.node)
+    type_ = _type_of(c, told)
+    plain = type_.elem if isinstance(type_, OptionalType) else type_
+    cls = None if plain is None else class_of(plain)
+    if cls is not None:
+        return _member(c, call.node, cls, value)
+    other = None if type_ is None else next(iter(_enums(value.type) - _enums(type_)), None)
+    if other is not None:
+        problem = f"a container of members of {other.__name__}, which is not the archive's own"
+        raise c.error(call.node, problem, "members that the module returned")
+    if plain == t.INT:
+        return codes.encoded(c, value)
+    if plain == t.FLOAT and value.type in (t.INT, t.BOOL):
+        return c.py(call.node, "py.float", value)
+    if plain == t.COMPLEX and value.type in (t.INT, t.BOOL, t.FLOAT):
+        return c.call_function(call.node, PythonObject(complex), [value])
+    return value
+
+
+def _member(c: Context, node: ast.AST, cls: type[Any], value: Value) -> Node:
+    """Return the archive's member for one of the author's own enum of that name."""
+    given = class_of(value.type)
+    if given is None or given is cls:
+        return value
+    if not issubclass(given, enum.Enum) or given.__name__ != cls.__name__:
+        raise c.error(node, f"a {given.__name__} for the archive's {cls.__name__}", "a member")
+    name = python_objects.name_of(cls)
+    word = c.by_getattr(value, "value")
+    return c.builder.emit("enum.get", [word], [t.ClassType(name)], enum=name, by="value").result
+
+
+def _enums(type_: Type | None) -> set[type[Any]]:
+    """Return the enums in a type."""
+    match type_:
+        case ListType(elem) | OptionalType(elem):
+            return _enums(elem)
+        case DictType(key, value):
+            return _enums(key) | _enums(value)
+        case TupleType(elems):
+            return set[type[Any]]().union(*map(_enums, elems))
+        case t.ClassType():
+            cls = class_of(type_)
+            return {cls} if cls is not None and issubclass(cls, enum.Enum) else set()
+        case _:
+            return set()
+
+
+def _autocast(c: Context, call: Call) -> Node:
+    args = [c.as_value(a, call.node) for a in call.args]
+    if len(args) > 1:
+        args[1] = codes.decode(c, call.node, "ScalarType", args[1])
+    named = {
+        k: codes.decode_named(c, call.node, k, c.as_value(v, call.node))
+        for k, v in call.keywords.items()
+    }
+    return c.call_function(call.node, PythonObject(torch.autocast), args, named)
 
 
 def _uninitialized(c: Context, call: Call) -> Node:
@@ -214,6 +330,8 @@ _PACKAGES: Final = {
 
 
 def _package_of(path: str) -> str:
+    if path.startswith("__torch__.torch.classes."):
+        return "a class of C++, such as the packed weights of quantised layers, which are not read"
     namespace = path.split(".")[1] if path.startswith("ops.") else ""
     name = _PACKAGES.get(namespace, "")
     if name:
@@ -227,7 +345,9 @@ def remedy(path: str) -> str:
 
 
 BUILTINS[annotate] = _annotate
+BUILTINS[as_given] = _as_given
+BUILTINS[autocast] = _autocast
 BUILTINS[unchecked_cast] = _unchecked_cast
 BUILTINS[uninitialized] = _uninitialized
 
-__all__ = ["Operator", "Sequence", "annotate", "ast", "missing", "operator", "remedy"]
+__all__ = ["Operator", "annotate", "as_given", "autocast", "missing", "operator", "remedy"]

@@ -80,7 +80,10 @@ def test_code_and_extra_files() -> None:
         found = reader.read(opened, placing(None))
         extra = found.extra_files(["notes", "a/b.txt", "none"])
     assert extra == {"notes": b"hello", "a/b.txt": b"x"}
-    assert "class Linear(Module)" in found.code["__torch__/torch/nn/modules/linear.py"]
+    # torch.jit numbers the classes that one process has scripted, so their files may be others.
+    linear = [t for path, t in found.code.items() if path.endswith("/linear.py")]
+    assert linear
+    assert all("class Linear(Module)" in t for t in linear)
     assert found.debug.keys() == found.code.keys()
     assert 1 <= found.version <= 10
 
