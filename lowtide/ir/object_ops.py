@@ -95,9 +95,15 @@ def _py_call(op: Op, env: Env) -> list[Any]:
     return [call_with_keywords(target, op, [env[v] for v in op.operands])]
 
 
+CALLS = "_lowtide_calls"  # the attribute of a module whose methods Python does not run
+
+
 def _call_module(op: Op, env: Env) -> list[Any]:
     module, *operands = (env[v] for v in op.operands)
-    return [call_with_keywords(getattr(module, str(op.attrs["method"])), op, operands)]
+    method = str(op.attrs["method"])
+    calls = cast("dict[str, Callable[[Any, str], Any]]", vars(module)).get(CALLS)
+    target = getattr(cast("object", module), method) if calls is None else calls(module, method)
+    return [call_with_keywords(target, op, operands)]
 
 
 def call_with_keywords(target: Callable[..., Any], op: Op, operands: Sequence[Any]) -> Any:

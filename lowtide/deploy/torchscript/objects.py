@@ -22,9 +22,11 @@ import torch
 
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import make_method, make_or_get, wrap
+from lowtide.deploy.torchscript.calls import Calls
 from lowtide.deploy.torchscript.pickles import EnumMember, Instance
 from lowtide.errors import LoadError
 from lowtide.frontend.torchscript.code import Code, ModuleClass
+from lowtide.ir.object_ops import CALLS
 
 _KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
 _NATIVE: Final = "__torch__.torch.classes."  # classes of C++
@@ -94,6 +96,7 @@ class Objects:
         is_module = isinstance(made, torch.nn.Module)
         if is_module:
             torch.nn.Module.__init__(made)
+            vars(made)[CALLS] = Calls()
         self.made[id(found)] = made
         info = self.code.infos.get(found.cls, _NO_INFO)
         for name, value in info.constants.items():

@@ -26,17 +26,19 @@ from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import wrap
 from lowtide.deploy import archive, storages
 from lowtide.deploy.torchscript import load
+from lowtide.deploy.torchscript.calls import Calls
+from lowtide.diagnostics import faults
 from lowtide.errors import CompileError, LoadError
 from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.script.module_state import root_of
-from lowtide.frontend.script.torch_jit_twins import TWIN
+from lowtide.frontend.script.torch_jit_twins import MODE, TWIN
 from lowtide.frontend.torchscript.functions import without_module
+from lowtide.ir.object_ops import CALLS
 from lowtide.memory import watching
 from lowtide.torch_private import torch_jit
 
 _REMEDY: Final = "lt.script of the nn.Module that it was made of"
 _lock = threading.RLock()
-_functions: dict[int, tuple[Any, FunctionType]] = {}
 _twins: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
 
 
@@ -64,8 +66,11 @@ def _made(old: Any) -> torch.nn.Module | CompileError:
     shown = f"the torch.jit module {old.original_name}"
     try:
         twin = root_of(_loaded(old, shown)[0])
-    except LoadError as error:
+    except (LoadError, CompileError) as error:
         return CompileError(f"{shown} is not compiled: {error}", remedy=_REMEDY)
+    except Exception as error:
+        fault = faults.survive(error, f"{shown} in compiled code")
+        return CompileError(fault, remedy=_REMEDY)
     for module, inner in _pairs(twin, old, set()):
         _tie(module, inner)
         _twins[hash(inner._c)] = module  # which has the C++ object, so that its address stays taken
@@ -105,7 +110,8 @@ def _tie(module: torch.nn.Module, old: Any) -> None:
     for parameter in own["_parameters"].values():
         if parameter is not None and not isinstance(parameter, torch.nn.Parameter):
             parameter._is_param = True  # torch.jit.load makes plain tensors
-    own["_lowtide_mode"] = _Mode(old._c)
+    own[MODE] = _Mode(old._c)
+    own[CALLS] = Calls(old._c)
     cast("Any", type(module)).training = _training  # a class of this twin alone
 
 
@@ -121,7 +127,7 @@ class _Mode:
 
 def _read_mode(module: torch.nn.Module) -> bool:
     own = vars(module)
-    mode: _Mode | None = own.get("_lowtide_mode")
+    mode: _Mode | None = own.get(MODE)
     if mode is not None and mode.c is not None:
         own["training"] = bool(mode.c.getattr("training"))
     return own["training"]
@@ -130,7 +136,7 @@ def _read_mode(module: torch.nn.Module) -> bool:
 def _write_mode(module: torch.nn.Module, value: bool) -> None:
     own = vars(module)
     own["training"] = value
-    mode: _Mode | None = own.get("_lowtide_mode")
+    mode: _Mode | None = own.get(MODE)
     if mode is not None and mode.c is not None:
         mode.c.setattr("training", value)
 
@@ -186,10 +192,10 @@ class _Tied(dict[str, Any]):
 def function_twin(old: Any) -> FunctionType:
     """Return the function behind a `torch.jit.ScriptFunction`. Raises CompileError."""
     with _lock, watching.aside():
-        known = _functions.get(id(old))
-        if known is None:
-            known = _functions[id(old)] = old, _made_function(old)
-    return known[1]
+        own = cast("dict[str, FunctionType]", vars(old))
+        if TWIN not in own:
+            own[TWIN] = _made_function(old)
+    return own[TWIN]
 
 
 def _made_function(old: Any) -> FunctionType:

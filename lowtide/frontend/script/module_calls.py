@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.frontend.script import hooks
+from lowtide.frontend.script import hooks, torch_jit_twins
 from lowtide.frontend.script.attempts import attempt_or
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context
@@ -96,6 +96,13 @@ def call_with_hooks(c: Context, ref: ModuleRef, call: Call) -> Node:
 
 def _or_python(c: Context, ref: ModuleRef, call: Call, method: str) -> Node:
     forward = forward_of(ref.module)
+    if ref.path and torch_jit_twins.is_twin(ref.module):
+        return attempt_or(
+            c,
+            lambda: _compiled(c, ref, call, method),
+            lambda why: python_module(c, ref, call, why, method),
+            lambda _: True,
+        )
     is_torch = _is_torch(forward) or _has_torch_hooks(ref.module)
     may_leave = method == "__call__" and state_of(c).knowledge.leaves_parts
     if not is_torch and not (may_leave and is_installed(unwrap(forward))):

@@ -17,6 +17,7 @@ import torch
 from lowtide.errors import CompileError
 
 TWIN: Final = "_lowtide_twin"  # the attribute of a module of torch.jit
+MODE: Final = "_lowtide_mode"  # the attribute of a twin
 _TWINS: Final = "lowtide.deploy.torchscript.twins"  # above this layer
 _MODULE: Final[Any] = torch.jit.ScriptModule  # pyright: ignore[reportPrivateImportUsage]
 _FUNCTION: Final[Any] = torch.jit.ScriptFunction
@@ -30,6 +31,11 @@ def is_module(obj: object) -> bool:
 def is_function(obj: object) -> bool:
     """Whether torch.jit compiled this function."""
     return isinstance(obj, _FUNCTION)
+
+
+def is_twin(module: torch.nn.Module) -> bool:
+    """Whether a module is the twin of one of torch.jit."""
+    return MODE in vars(module)
 
 
 def module_twin(old: Any) -> torch.nn.Module:

@@ -17,12 +17,9 @@ from lowtide.ir.core import Op
 from lowtide.ops import registry
 
 Runs = Literal["kernels", "PyTorch", "Python", "missing"]
-# Tensors have these, too; their names there differ.
-_OTHER_NAMES: Final = {
-    "slice": "Tensor.narrow",
-    "index": "Tensor.gather",
-    "__getitem__": "Tensor.select",
-    "select": "Tensor.select",
+_OTHER_NAMES: Final = {  # of tensors
+    **dict.fromkeys(("slice", "index", "__getitem__"), "Tensor.__getitem__"),
+    "data": "Tensor.detach",
 }
 _LANGUAGE: Final = ("annotate", "unchecked_cast", "uninitialized", "device")
 _NOT_OPERATORS: Final = ("ops.prim.RaiseException",)

@@ -240,6 +240,16 @@ def test_hooks_of_the_user() -> None:
     assert seen == [torch.Size([5, 2])]
 
 
+def test_a_part_with_a_backward_hook() -> None:
+    m, old = both()
+    seen: list[int] = []
+    m.register_full_backward_hook(lambda module, given, wanted: seen.append(len(wanted)))
+    outer = lt.script(nn.Sequential(m, nn.ReLU()))
+    same(outer(X), old(X).relu())
+    outer(X).sum().backward()
+    assert seen == [1]
+
+
 def test_threads() -> None:
     m, old = both()
     results: list[Any] = []

@@ -223,3 +223,29 @@ def test_patched_torch_jit_loads() -> None:
         m = torch.jit.load(io.BytesIO(raw))
     assert isinstance(m, lt.ScriptModule)
     same(m.eval()(X), loaded_by_torch(raw).eval()(X))
+
+
+def test_a_part_that_has_no_twin_is_left_to_torch_jit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise lt.LoadError("nothing is read")
+
+    monkeypatch.setattr("lowtide.deploy.torchscript.load.load", refuse)
+    net = Around(scripted()).eval()
+    same(lt.script(net)(X), net(X))
+    with pytest.raises(lt.CompileError, match="nothing is read"):
+        lt.script(net.part)
+
+
+def test_a_part_that_does_not_compile_is_left_to_torch_jit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowtide.frontend.torchscript import on_tensors
+
+    def refuse(c, call, args, keywords):
+        raise c.error(call.node, "not today", "another day")
+
+    net = Around(scripted()).eval()
+    monkeypatch.setitem(on_tensors.TABLE, "batch_norm", refuse)
+    m = lt.script(net)
+    assert "not today" in str(m.graph)
+    steps = net.part.steps
+    same(m(X), net(X))
+    assert net.part.steps == steps + 2
