@@ -441,7 +441,9 @@ class _Specialiser:
             case "tuple.get":
                 return [elements(operands[0])[cast("int", op.attrs["index"])]]
             case "unpack":
-                elems = elements(operands[0])
+                is_tensor = isinstance(operands[0].value, Val)
+                elems = self._late(op, "Tensor.unbind", operands) if is_tensor else operands
+                elems = elems if is_tensor and len(op.results) > 1 else elements(elems[0])
                 if len(elems) != len(op.results):
                     raise Unsupported("raises ValueError")
                 return list(elems)

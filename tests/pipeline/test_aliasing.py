@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -273,3 +274,42 @@ def test_results_do_not_share_memory_between_calls() -> None:
     kept = a.clone()
     f(x + 1)
     assert torch.equal(a, kept)
+
+
+def rows_written(x: Tensor) -> Any:
+    y = x * 2
+    a, b = y
+    a.mul_(3)
+    return y, a, b
+
+
+def written_before_rows_are_read(x: Tensor) -> Any:
+    y = x * 2
+    a, b = y
+    y[0] = 5.0
+    return a, b, a + b
+
+
+def lone_row(x: Tensor) -> Any:
+    (a,) = x * 2
+    return a
+
+
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("f", [rows_written, written_before_rows_are_read, lone_row])
+def test_rows_that_a_tensor_is_unpacked_to(f: Callable[..., Any], rows: int, wants: bool) -> None:
+    """They are views of it; gradients forbid to write into them, and the number must fit."""
+    x = torch.rand(rows, 4).requires_grad_(wants)
+    try:
+        want: Any = f(x)
+    except (ValueError, RuntimeError) as error:
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            lt.script(f)(x)
+        return
+    got: Any = lt.script(f)(x)
+    torch.testing.assert_close(got, want)
+    if f is not lone_row:
+        assert [r.data_ptr() - got[0].data_ptr() for r in got[:2]] == [
+            r.data_ptr() - want[0].data_ptr() for r in want[:2]
+        ]

@@ -131,13 +131,20 @@ def passed(a: Tensor, b: Tensor) -> Tensor:
     return torch.cumprod(torch.cat([torch.ones(a.shape[0], 1), 1 - opacity], 1), 1)[:, -1]
 
 
+def between(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    low, high = torch.stack([d.amin(), d.amax()])
+    return ((d - low) / (high - low)).mean(1)
+
+
 FUNCTIONS = [
-    nearest_of_itself, nearest_others, largest_later, without_itself, passed,
+    between, nearest_of_itself, nearest_others, largest_later, without_itself, passed,
     scattered, one_of_each_row,
     top, top_of_itself, sort, sort_the_other_way, middle, quantile, histogram, counts,
     weighted_counts, running, phases, cross, others, masked, selected,
 ]  # fmt: skip
 DIFFERENTIABLE = [
+    between,
     nearest_of_itself,
     nearest_others,
     largest_later,
