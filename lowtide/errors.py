@@ -11,15 +11,16 @@ Out: an exception whose text shows the user's own line with a caret.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Loc:
     """A place in the user's file: `line` and `column` count from 1; `text` is that source line.
 
-    `caller`: where the function it stands in was called, if it was inlined."""
+    `caller`: where the function it stands in was called, if it was inlined. `origin`: finds the
+    author's own line where this one is of code that was made from it."""
 
     file: str
     line: int
@@ -27,9 +28,15 @@ class Loc:
     text: str = ""
     function: str = ""
     caller: Loc | None = None
+    origin: Callable[[], Loc | None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    def written_as(self) -> str:
+        """Return the author's line as a line of text; empty if it is not known."""
+        found = None if self.origin is None else self.origin()
+        return "" if found is None else f"written as {_quoted(found)}"
 
 
 UNKNOWN_LOC = Loc(file="<unknown>", line=0)
@@ -54,7 +61,9 @@ class CompileError(LowtideError):
         self.remedy = remedy
         self.callers = callers
         calls = "".join(f"\ncalled from {c}: {c.text.strip()}" for c in callers)
-        super().__init__(_with_caret(problem, loc, remedy) + calls)
+        written = loc.written_as()
+        origin = f"\n{written}" if written else ""
+        super().__init__(_with_caret(problem, loc, remedy) + origin + calls)
 
     def called_from(self, loc: Loc) -> CompileError:
         """The same error, in a function that is called at that place."""

@@ -8,6 +8,8 @@ user's functions; Lowtide's own frames are left out, unless LOWTIDE_DEBUG is set
     File "model.py", line 21, in forward       where the op stands, and who called that function
         raise ValueError("empty")
 
+Of code that was made from the author's, from a file say, a note tells the author's line.
+
 A frame is made by compiling a `raise` at that line of that file, as Jinja does. Such a frame knows
 those that called it here. So nothing here may keep the traceback in a local variable: as a cycle it
 would keep the call's tensors until the next garbage collection.
@@ -32,6 +34,9 @@ def through_user_lines(error: Error) -> Error:
     if loc is None or config.current().debug.topics:
         return error
     delattr(error, LOC)
+    written = loc.written_as()
+    if written:
+        error.add_note(written)
     chain: TracebackType | None = None
     try:
         while loc is not None and loc.line:

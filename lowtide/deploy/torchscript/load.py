@@ -34,8 +34,11 @@ def load(opened: Archive, place: Placed, shown: str) -> tuple[ScriptModule, OldA
     authors = functools.partial(_author, _Ranges(old.debug))
     code = Code(shown, old.code, [], old.version, authors, outer_names(objects.called))
     maker = objects.Objects(code)
-    code.constants += [maker.value(c) for c in old.constants]
-    root = maker.value(old.data)
+    try:
+        code.constants += [maker.value(c) for c in old.constants]
+        root = maker.value(old.data)
+    except RecursionError as error:
+        raise LoadError(f"{shown}: calls or expressions that are nested too deeply") from error
     if code.missing:
         raise LoadError(_missing(code.missing))
     if not isinstance(root, torch.nn.Module):

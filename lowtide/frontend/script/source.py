@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
@@ -34,6 +34,7 @@ class FunctionSource:
     lines: tuple[str, ...]
     first_line: int
     line_shift: int  # file line = node.lineno + line_shift
+    origin: Callable[[int, int], Loc | None] | None = None  # line, byte in it → the author's place
 
     def loc(self, node: ast.AST) -> Loc:
         """Return the location of a node in the user's file."""
@@ -43,7 +44,10 @@ class FunctionSource:
         index = line - self.first_line
         text = self.lines[index].rstrip("\n") if 0 <= index < len(self.lines) else ""
         column = len(text.encode()[:offset].decode(errors="ignore")) + 1
-        return Loc(self.file, line, column, text, getattr(self.node, "name", "<lambda>"))
+        found = Loc(self.file, line, column, text, getattr(self.node, "name", "<lambda>"))
+        if self.origin is None:
+            return found
+        return replace(found, origin=functools.partial(self.origin, line, offset))
 
 
 def mark_of(obj: object, name: str) -> Any:

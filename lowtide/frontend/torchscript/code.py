@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
+import functools
 import math
 import re
 import typing
@@ -29,7 +30,7 @@ from lowtide.frontend.script import decorators, language
 from lowtide.frontend.script.source import SOURCE, FunctionSource
 from lowtide.frontend.torchscript import functions, operators
 from lowtide.frontend.torchscript.annotations import Unknown, annotation
-from lowtide.frontend.torchscript.language import around, rewritten
+from lowtide.frontend.torchscript.language import SPECIAL, around, rewritten
 
 MODULE: Final = "lowtide.loaded"  # the `__module__` of all that is made
 _OUTER: Final[dict[str, object]] = {
@@ -70,6 +71,8 @@ _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
 _CONVERTED: Final = ("int", "float", "complex", "Optional[int]", "Optional[float]")
 _LITERALS: Final = (int, float, bool, str)
 _STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
+# What modules have for themselves.
+_KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
 _INTERFACES: Final = ("Interface", "ModuleInterface")
 
 Error = Callable[[ast.AST, str, str], LoadError]
@@ -101,6 +104,7 @@ class Code:
     authors: Callable[[str, int], Loc | None]  # a file and an offset there → the author's line
     outer: dict[str, object]
     infos: dict[str, ModuleClass] = field(default_factory=dict[str, ModuleClass])
+    _making: set[str] = field(default_factory=set[str])
     _found: dict[str, object] = field(default_factory=dict[str, object])
     _trees: dict[str, dict[str, ast.stmt]] = field(default_factory=dict[str, dict[str, ast.stmt]])
     assigned: frozenset[str] | None = None
@@ -120,7 +124,11 @@ class Code:
             problem = f"{path}, which the archive's code does not define"
             raise self.error(within or file, node, problem)
         if isinstance(found, ast.FunctionDef):
+            if path in self._making:
+                raise self.error(within or file, node or found, f"{path}, which calls itself")
+            self._making.add(path)
             made: object = self._function(file, found, path)
+            self._making.discard(path)
             self._found[path] = made
             return made
         assert isinstance(found, ast.ClassDef)
@@ -153,7 +161,14 @@ class Code:
         lines = self.files.get(file, "").splitlines()
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         place = f"{self._shown(file)}:{line}" if line else self._shown(file)
-        return LoadError(f"{place}: {problem}" + (f"\n    {text}" if text else ""))
+        author = self.author(file, line, getattr(node, "col_offset", 0)) if line else None
+        written = f"; written as {author}: {author.text.strip()}" if author is not None else ""
+        return LoadError(f"{place}: {problem}" + (f": {text}" if text else "") + written)
+
+    def author(self, file: str, line: int, byte: int) -> Loc | None:
+        """Return the author's place for one in the archive's code; None where it is not known."""
+        before = self.files[file].splitlines(keepends=True)[: line - 1]
+        return self.authors(file, sum(len(text.encode()) for text in before) + byte)
 
     # ---- functions ----------------------------------------------------------------------------
 
@@ -163,7 +178,12 @@ class Code:
         text = self.files[file].splitlines(keepends=True)
         plain = rewritten(node, _NamesOf(self, file))
         source = FunctionSource(
-            node=plain, file=self._shown(file), lines=tuple(text), first_line=1, line_shift=0
+            node=plain,
+            file=self._shown(file),
+            lines=tuple(text),
+            first_line=1,
+            line_shift=0,
+            origin=functools.partial(self.author, file),
         )
         made = functions.made(plain, path, self.outer, source.file, defaults)
         made.__module__, made.__qualname__ = MODULE, path.removeprefix("__torch__.")
@@ -314,6 +334,10 @@ class Code:
                     pass
                 case _:
                     raise self.error(file, part, "this in a class")
+        for name in (*hints, *methods):
+            is_own = name in _KEPT or (name.startswith("__") and name not in SPECIAL)
+            if is_own or (name in hints and name in methods):
+                raise self.error(file, node, f"a class with a member {name!r}")
         made.__annotations__ = {k: v for k, v in hints.items() if v is not None}
         made.__constants__ = [
             k for k, v in hints.items() if v in _LITERALS and k not in self._assigned()

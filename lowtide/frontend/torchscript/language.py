@@ -35,12 +35,12 @@ _EXPRESSIONS: Final = (
     *(ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.withitem, ast.ListComp),
     *(ast.comprehension, ast.JoinedStr, ast.FormattedValue),
 )
-_SPECIAL: Final = frozenset(f"__{name}__" for name in (
+SPECIAL: Final = frozenset(f"__{name}__" for name in (
     *("init", "len", "getitem", "setitem", "delitem", "contains", "call", "iter", "str", "repr"),
     *("bool", "int", "float", "hash", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
     *("matmul", "neg", "pos", "invert", "and", "or", "xor", "lshift", "rshift", "iadd", "isub"),
     *("imul", "itruediv", "lt", "le", "gt", "ge", "eq", "ne", "enter", "exit"),
-    *("setstate", "getstate"),
+    *("radd", "rsub", "rmul", "rtruediv", "abs", "next", "setstate", "getstate"),
 ))  # fmt: skip
 _RAISE: Final = "ops.prim.RaiseException"
 _ASSERTION: Final = "AssertionError: "
@@ -253,7 +253,7 @@ class _Rewriter(ast.NodeTransformer):
         return super().generic_visit(node)
 
     def _check_member(self, node: ast.AST, name: str) -> None:
-        if name.startswith("__") and name.endswith("__") and name not in _SPECIAL:
+        if name.startswith("__") and name.endswith("__") and name not in SPECIAL:
             raise self.names.error(node, f"the attribute {name!r}")
 
 
