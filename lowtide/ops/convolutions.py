@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from lowtide import config
 from lowtide.ops.contractions import contract
 from lowtide.ops.joins import lower_pad
 from lowtide.ops.operands import Size, Term, is_list, require_float, same_dtype
@@ -25,8 +26,9 @@ FEW: Final = 1 << 19  # multiplications: 20 to 60 us of a kernel, or of a call o
 
 
 def is_few(b: Builder, points: Index) -> bool:
-    """Whether so many multiplications are done as soon as the library is called."""
-    return b.at_least(FEW - points, 0)
+    """Whether so many multiplications are done as soon as the library is called, or there is no
+    library."""
+    return config.current().products == "kernels" or b.at_least(FEW - points, 0)
 
 
 def _numbers(b: Builder, value: Any, count: int, least: int) -> list[int]:
