@@ -65,6 +65,7 @@ class Config:
     compiler: str = ""
     interpret_blocks: bool = False
     products: str = ""  # of matrices: by "kernels", by the "library", or "" as is faster
+    kernels_only: bool = False  # PyTorch is not there when the program runs: no library
 
 
 def parse_bytes(text: str | int) -> int:
@@ -120,6 +121,7 @@ def override(
     compiler: str | None = None,
     interpret_blocks: bool | None = None,
     products: str | None = None,
+    kernels_only: bool | None = None,
 ) -> Generator[Config, None, None]:
     """Settings changed within a `with` block, for the whole process; those left None stay."""
     global _current
@@ -135,6 +137,7 @@ def override(
             before.interpret_blocks if interpret_blocks is None else interpret_blocks
         ),
         products=before.products if products is None else products,
+        kernels_only=before.kernels_only if kernels_only is None else kernels_only,
     )
     try:
         yield _current

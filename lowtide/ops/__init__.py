@@ -2,7 +2,8 @@
 
 Importing this package registers every family; see `registry` for the way in.
 Left to PyTorch on purpose, with no record: random ops, sort and topk, cumulative ops, scatters
-that do not add, pooling, masks as indices, linear algebra beyond products, `item`.
+that do not add, masks as indices, linear algebra beyond products, `item`. What `library` says is
+left to it, too, unless there is no PyTorch.
 """
 
 from lowtide.ops import (
@@ -23,8 +24,10 @@ from lowtide.ops import (
     joins,
     losses,
     moments,
+    multihead,
     normalisation,
     norms,
+    pooling,
     rearrange,
     reductions,
     shapes,
@@ -53,8 +56,10 @@ __all__ = [
     "joins",
     "losses",
     "moments",
+    "multihead",
     "normalisation",
     "norms",
+    "pooling",
     "rearrange",
     "reductions",
     "shapes",

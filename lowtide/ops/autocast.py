@@ -30,7 +30,13 @@ _WIDE: Final = (
     "nll_loss cross_entropy cdist"
 )
 _CELLS: Final = "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
-_LEFT: Final = f"inner tensordot binary_cross_entropy weight_norm {_CELLS}"
+_POOLS: Final = " ".join(
+    f"{name}_pool{dims}d"
+    for name in ("max", "avg", "adaptive_max", "adaptive_avg")
+    for dims in (1, 2, 3)
+)
+_LIBRARY: Final = f"multi_head_attention {_POOLS}"  # kernels do them only in C libraries
+_LEFT: Final = f"inner tensordot binary_cross_entropy weight_norm {_CELLS} {_LIBRARY}"
 
 # By device: what runs in the lower dtype, …
 LOWER: Final[Mapping[str, frozenset[str]]] = {

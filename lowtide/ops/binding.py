@@ -19,6 +19,7 @@ from lowtide.ir.builder import Builder
 from lowtide.ir.core import Value
 from lowtide.ir.signature import accepts, result_type
 from lowtide.ir.types import TupleType
+from lowtide.ops.library import LIBRARY
 from lowtide.ops.registry import REQUIRED, OpRecord, Param, lookup
 
 
@@ -48,10 +49,12 @@ class Bound:
 
 
 def records_of(source: str) -> Sequence[OpRecord]:
-    """The records of a function; one that is in both `torch` and `F` is known by either name."""
+    """The records of a function; one that is in both `torch` and `F` is known by either name. Not
+    those of PyTorch's library, which are bound late."""
     root, _, name = source.partition(".")
     other = {"torch": "F", "F": "torch"}.get(root, root)
-    return lookup(source) or lookup(f"{other}.{name}")
+    found = lookup(source) or lookup(f"{other}.{name}")
+    return [r for r in found if r.kind != LIBRARY]
 
 
 def emit(builder: Builder, bound: Bound) -> list[Value]:

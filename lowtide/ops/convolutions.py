@@ -12,32 +12,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from lowtide import config
 from lowtide.ops.contractions import contract
 from lowtide.ops.joins import lower_pad
-from lowtide.ops.operands import Size, Term, is_list, require_float, same_dtype
+from lowtide.ops.library import SMALL, constants, is_none, require_plain, require_wide_floats
+from lowtide.ops.operands import Size, Term
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.index import Index, as_index, product
 from lowtide.texpr.index_ranges import floordiv
 
-KIND: Final = "convolution"
 FEW: Final = 1 << 19  # multiplications: 20 to 60 us of a kernel, or of a call of the library
+_WHAT: Final = "a convolution with strides, borders or dilations"
 
 
 def is_few(b: Builder, points: Index) -> bool:
     """Whether so many multiplications are done as soon as the library is called, or there is no
     library."""
-    return config.current().products == "kernels" or b.at_least(FEW - points, 0)
-
-
-def _numbers(b: Builder, value: Any, count: int, least: int) -> list[int]:
-    """Return constants, one for each dim of the window."""
-    given = list(value) if is_list(value) else [value]
-    numbers = [b.static_int(v) for v in given]
-    if len(numbers) not in (1, count) or min(numbers) < least:
-        raise Unsupported("a convolution with other strides, borders or dilations")
-    return numbers * count if len(numbers) == 1 else numbers
+    return is_none() or b.at_least(FEW - points, 0)
 
 
 def _lower(dims: int) -> Callable[..., Val]:
@@ -52,11 +43,8 @@ def _lower(dims: int) -> Callable[..., Val]:
         groups: Any,
     ) -> Val:
         """The sum over the channels of a window."""
-        if b.device.type != "cpu" or b.records:
-            raise Unsupported("is PyTorch's own, where a gradient is recorded or on a GPU")
-        require_float(x)
-        if same_dtype(x, weight, bias).itemsize < 4:
-            raise Unsupported("is PyTorch's own, of 16-bit floats")
+        require_plain(b)
+        require_wide_floats(x, weight, bias)
         if isinstance(padding, str) and padding != "valid":
             raise Unsupported("a convolution with the borders of `same`")
         if x.ndim not in (dims + 1, dims + 2) or weight.ndim != dims + 2:
@@ -66,9 +54,9 @@ def _lower(dims: int) -> Callable[..., Val]:
             x,
             weight,
             bias,
-            _numbers(b, stride, dims, 1),
-            _numbers(b, 0 if isinstance(padding, str) else padding, dims, 0),
-            _numbers(b, dilation, dims, 1),
+            constants(b, stride, dims, 1, _WHAT),
+            constants(b, 0 if isinstance(padding, str) else padding, dims, 0, _WHAT),
+            constants(b, dilation, dims, 1, _WHAT),
             b.static_int(groups),
         )
 
@@ -144,5 +132,5 @@ for _dims in (1, 2, 3):
         "(input: Tensor, weight: Tensor, bias: Tensor? = None, stride: int[] = 1,"
         " padding: int[]|str = 0, dilation: int[] = 1, groups: int = 1) -> Tensor",
         f"torch.conv{_dims}d",
-        kind=KIND,
+        kind=SMALL,
     )(_lower(_dims))

@@ -17,7 +17,7 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
 from lowtide.ops import registry
 from lowtide.ops.binding import Default, Gather, bind
-from lowtide.ops.convolutions import KIND
+from lowtide.ops.library import is_left, may_be_kernels
 from lowtide.specialise.abstract import (
     OPAQUE,
     Abs,
@@ -71,7 +71,8 @@ def may_bind(op: Op) -> bool:
     the sizes that decide."""
     records = registry.lookup(str(op.attrs["target"]))
     vague = any(not _is_plain(v.type) for v in op.operands)
-    return (vague and bool(records)) or any(r.kind == KIND for r in records)
+    left = [r for r in records if is_left(r)]
+    return (vague and len(left) < len(records)) or any(map(may_be_kernels, left))
 
 
 def _is_plain(type_: t.Type) -> bool:

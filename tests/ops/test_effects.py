@@ -49,6 +49,12 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "diag_embed": (X,),
     **dict.fromkeys(("dot", "vdot"), (X[0], X[1])),
     "einsum": ("ij,jk->ik", [X, X]),
+    **{f"{name}_pool1d": (X[None], 2) for name in ("avg", "max", "adaptive_avg", "adaptive_max")},
+    **{f"{name}_pool2d": (X[None], 2) for name in ("avg", "max", "adaptive_avg", "adaptive_max")},
+    **{
+        f"{name}_pool3d": (X.view(1, 4, 2, 2), 2)
+        for name in ("avg", "max", "adaptive_avg", "adaptive_max")
+    },
     "conv1d": (X[None], X[..., None]),
     "conv2d": (X[None, :, :, None], X[..., None, None]),
     "conv3d": (X[None, :, :, None, None], X[..., None, None, None]),
@@ -69,6 +75,9 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "masked_fill": (X, X > 0, 1.0),
     "meshgrid": ([X[0], X[1]],),
     "movedim": (X, [0], [1]),
+    "multi_head_attention": (
+        *(X, X, X, 4, 2, X.repeat(3, 1), None, None, None, False, 0.5, X, None, False),
+    ),
     "mv": (X, X[0]),
     "nll_loss": (X, ROWS),
     "one_hot": (ROWS, 5),

@@ -36,6 +36,7 @@ from lowtide.frontend.script.operators import BINARY, COMPARE, UNARY
 from lowtide.frontend.script.types_from_annotations import GENERIC, PLAIN, type_from_annotation
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
+from lowtide.ops.library import LIBRARY
 from lowtide.ops.registry import OpRecord, all_records
 
 FILLED_BY: Final = (module_methods, types_from_annotations)  # importing these fills the tables
@@ -212,7 +213,7 @@ def guards() -> str:
 def records() -> str:
     """The functions of PyTorch that become kernels, by family."""
     families: dict[str, list[OpRecord]] = {}
-    for record in all_records():
+    for record in _compiled():
         if record.lower is not None:
             families.setdefault(record.lower.__module__.rpartition(".")[2], []).append(record)
     return _table(
@@ -238,7 +239,11 @@ def _names(found: Sequence[OpRecord]) -> str:
 
 def count() -> str:
     """How many records become kernels."""
-    return str(sum(record.lower is not None for record in all_records()))
+    return str(len(_compiled()))
+
+
+def _compiled() -> list[OpRecord]:
+    return [r for r in all_records() if r.lower is not None and r.kind != LIBRARY]
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {

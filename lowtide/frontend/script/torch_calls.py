@@ -32,7 +32,7 @@ from lowtide.ir.named_results import class_of_result
 from lowtide.ir.signature import result_type
 from lowtide.ops import registry
 from lowtide.ops.binding import Bound, Default, Gather, Slot, bind
-from lowtide.ops.convolutions import KIND
+from lowtide.ops.library import is_left
 from lowtide.ops.registry import OpRecord
 from lowtide.torch_private.private_names import TENSOR_MODULE
 
@@ -111,7 +111,7 @@ def _is_compiled(
     source: str, record: OpRecord, args: Sequence[Value], keywords: Mapping[str, Value]
 ) -> bool:
     """Whether the record may stand for the call: PyTorch takes it, too."""
-    if record.name == "getitem" or record.kind == KIND:
+    if record.name == "getitem" or is_left(record):
         return False
     draws = not isinstance(record.effects, Effects) or bool(record.effects & Effects.DRAWS)
     if draws or source.startswith("operator."):

@@ -1,1 +1,0 @@
-"""Exports compiled programs as C libraries: no Python, no PyTorch; see docs/deploy.md."""

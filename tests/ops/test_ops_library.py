@@ -1,0 +1,107 @@
+"""Ops that PyTorch's library does: lowerings where there is none equal eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from against_eager import check, floats, ops_of_kind, title
+
+from lowtide import config
+from lowtide.ops.library import LIBRARY
+from lowtide.ops.registry import lookup
+
+INF = math.inf
+
+
+@pytest.fixture(autouse=True)
+def no_library() -> Iterator[None]:
+    with config.override(kernels_only=True):
+        yield
+
+
+def with_nan(x: torch.Tensor) -> torch.Tensor:
+    x.view(-1)[::5] = math.nan
+    x.view(-1)[1::7] = -INF
+    return x
+
+
+POOLS: list[tuple[Any, ...]] = [
+    ("max_pool1d", floats(2, 3, 9), 3), ("max_pool1d", floats(3, 9), [2], 1),
+    ("max_pool1d", with_nan(floats(2, 3, 11)), 3, 2, 1, 2), ("max_pool1d", floats(2, 3, 2), 3),
+    ("max_pool2d", floats(2, 3, 9, 7), 2), ("max_pool2d", floats(3, 9, 7), [3, 2], [2, 1], [1, 0]),
+    ("max_pool2d", with_nan(floats(2, 3, 8, 9)), 3, 2, 1, 1, True),
+    ("max_pool2d", -floats(2, 3, 6, 6).abs(), 3, 2, 1), ("max_pool2d", floats(2, 3, 6, 6), 2, 2, 2),
+    ("max_pool2d", floats(2, 3, 6, 6).double(), 2), ("max_pool2d", floats(2, 3, 6, 7), 2, 3, 0, 2),
+    ("max_pool3d", floats(2, 3, 5, 6, 7), 2), ("max_pool3d", floats(3, 5, 6, 7), 3, 2, 1, 1, True),
+    ("avg_pool1d", floats(2, 3, 9), 3), ("avg_pool1d", floats(3, 9), 4, 3, 2, True, False),
+    ("avg_pool1d", floats(3, 8), 3, 2, 1, True),
+    ("avg_pool1d", floats(3, 8), 3, 2, 1, False, False),
+    ("avg_pool2d", floats(2, 3, 9, 7), [3, 2]), ("avg_pool2d", floats(2, 3, 9, 7), 3, 2, 1, True),
+    ("avg_pool2d", floats(2, 3, 9, 7), 3, 2, 1, True, False),
+    ("avg_pool2d", floats(2, 3, 9, 7), 3, 2, 1, False, True, 5),
+    ("avg_pool2d", floats(2, 3, 9, 7), 3, 2, 2), ("avg_pool3d", floats(2, 3, 5, 6, 7), 2, 2, 1),
+    ("avg_pool3d", floats(2, 3, 2, 6, 7), 3, 2, 1),
+    ("adaptive_avg_pool1d", floats(2, 3, 9), 3), ("adaptive_avg_pool1d", floats(3, 9), 4),
+    ("adaptive_avg_pool2d", floats(2, 3, 9, 7), 1),
+    ("adaptive_avg_pool2d", floats(3, 9, 7), (3, None)),
+    ("adaptive_avg_pool2d", with_nan(floats(2, 3, 5, 6)), (7, 4)),
+    ("adaptive_avg_pool3d", floats(2, 3, 5, 6, 7), (1, 3, 2)),
+    ("adaptive_max_pool1d", floats(2, 3, 9), 1),
+    ("adaptive_max_pool2d", floats(2, 3, 9, 7), (3, 4)),
+    ("adaptive_max_pool2d", with_nan(floats(2, 3, 5, 6)), (1, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", POOLS, ids=title)
+def test_pooling(case: tuple[Any, ...]) -> None:
+    check(*case)
+
+
+def test_places_and_half_precision_are_left_to_pytorch() -> None:
+    check("max_pool2d", floats(2, 3, 6, 6).half(), 2, left=True)
+    check("max_pool2d", torch.ones(1, 3, 6, 6, dtype=torch.int64), 2, left=True)
+
+
+E = 6
+QUERY, KEYS = floats(5, 2, E), floats(7, 2, E)
+PACKED = (floats(3 * E, E), floats(3 * E), None, None, False, 0.0, floats(E, E), floats(E), False)
+CAUSAL = torch.full((5, 5), -INF).triu(1)
+HIDDEN = torch.zeros(2, 7, dtype=torch.bool)
+HIDDEN[1, 4:] = True
+APART = (True, floats(E, E), floats(E, 4), floats(E, 3))
+
+
+@pytest.mark.parametrize("case", [
+    (QUERY, KEYS, KEYS, E, 3, *PACKED),
+    (QUERY, KEYS, KEYS, E, 2, *PACKED, None, False),
+    (QUERY, KEYS, KEYS, E, 2, *PACKED, HIDDEN, False),
+    (QUERY, KEYS, KEYS, E, 2, *PACKED, HIDDEN, True, floats(4, 5, 7)),
+    (QUERY, KEYS, KEYS, E, 2, *PACKED, HIDDEN.float(), False, floats(5, 7)),
+    (QUERY, QUERY, QUERY, E, 2, *PACKED, None, False, CAUSAL, False, *[None] * 5, True, True),
+    (QUERY, QUERY, QUERY, E, 2, *PACKED, None, True, CAUSAL < 0, False, *[None] * 5, False),
+    (QUERY[:, 0], KEYS[:, 0], KEYS[:, 0], E, 3, *PACKED, HIDDEN[1], True),
+    (QUERY, KEYS[..., :4], KEYS[..., :3], E, 2, None, None, *PACKED[2:], None, False, None, *APART),
+    (QUERY, KEYS, KEYS, E, 4, *PACKED),
+], ids=[
+    "weights", "plain", "padding", "both-masks", "float-padding", "causal", "bool-mask",
+    "one-sequence", "separate", "heads-that-do-not-divide",
+])  # fmt: skip
+def test_multi_head_attention(case: tuple[Any, ...]) -> None:
+    check("multi_head_attention", *case, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_left_to_pytorch() -> None:
+    training = (*PACKED[:5], 0.5, *PACKED[6:8], True)
+    check("multi_head_attention", QUERY, KEYS, KEYS, E, 2, *training, left=True)
+
+
+def test_with_a_library_it_does_them() -> None:
+    with config.override(kernels_only=False):
+        for case in (POOLS[0], ("multi_head_attention", QUERY, KEYS, KEYS, E, 2, *PACKED)):
+            check(*case, left=True)
+    assert all(r.kind == LIBRARY for r in lookup("F.max_pool2d"))
+    assert len(ops_of_kind(LIBRARY)) > 12
