@@ -48,6 +48,7 @@ def test_examples_run(path: Path, tmp_path: Path, fresh: BaseContext) -> None:
 
 def _run(path: Path, folder: Path) -> None:
     compile_quickly()
+    os.chdir(folder)  # pages write files
     run_page(path, folder)
 
 
