@@ -146,9 +146,11 @@ def _plain(error: Exception) -> tuple[str, str]:
     if "TorchScript" in text[:200] and "Traceback" in text:
         named = re.match(r"([\w.]*\.)?(\w+):\s?(.*)", _RAISED.split(text)[-1].strip(), re.DOTALL)
         if named:
-            kind, text = named[2], named[3]
-            if kind == "RuntimeError" and text.startswith("AssertionError: "):
-                kind, text = "AssertionError", text.removeprefix("AssertionError: ")
+            module, kind, text = named.groups()
+            if kind == "RuntimeError" and text.startswith("AssertionError:"):
+                kind, text = "AssertionError", text.removeprefix("AssertionError:")
+            elif module not in (None, "builtins."):  # a class of the author's
+                kind, text = "RuntimeError", f"{module}{kind}: {text}"
     return kind, text.strip().strip("'")
 
 
