@@ -5,6 +5,7 @@
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide reduce pkg.mod:fn --shape 1000x4,500x4
     lowtide inspect old.pt --code     lowtide convert old.pt new.lt
+    lowtide export model.lt out/ --shape 1000x4
     lowtide profile --rows 20 --html report.html train.py --epochs 1
     lowtide profile -m pkg.train --epochs 1
 
@@ -100,6 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("old", help="a file that torch.jit.save or lt.save wrote")
     convert.add_argument("new", help="the file to write; it is replaced when it is complete")
     convert.set_defaults(run=_convert)
+
+    export = commands.add_parser("export", help="write a function, module or file as a C library")
+    _add_target(export)
+    export.add_argument("directory", help="the folder to write into")
+    export.add_argument("--name", default="model", help="the prefix of files and functions")
+    export.add_argument(
+        "--weights", default="auto", choices=("auto", "constants", "file"), help="where they go"
+    )
+    export.set_defaults(run=_export)
 
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
     _add_profile(profile)
@@ -274,6 +284,28 @@ def _convert(options: argparse.Namespace) -> int:
         return 0
 
     return _of_file("convert", options.old, ask)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from lowtide.tools.explain_command import ArgumentFault
+    from lowtide.tools.export_command import export
+
+    try:
+        found = export(
+            options.target, options.directory, options.shape, options.dtype, options.name,
+            options.weights,
+        )  # fmt: skip
+    except ArgumentFault as fault:
+        print(f"lowtide export: {fault}", file=sys.stderr)
+        return 2
+    except OSError as fault:
+        print(f"lowtide export: {fault.filename}: {fault.strerror}", file=sys.stderr)
+        return 2
+    except LowtideError as fault:
+        print(fault, file=sys.stderr)
+        return 1
+    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+    return 0
 
 
 def _of_file(command: str, file: str, ask: Callable[[], int]) -> int:

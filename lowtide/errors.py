@@ -70,6 +70,16 @@ class CompileError(LowtideError):
         return type(self)(self.problem, self.loc, self.remedy, (*self.callers, loc))
 
 
+class ExportError(CompileError):
+    """A program cannot be exported: everything that is in the way, each with its line."""
+
+    def __init__(self, reasons: Sequence[tuple[Loc, str]]) -> None:
+        self.reasons = tuple(reasons)
+        (loc, problem), *others = reasons
+        more = "".join(f"\n{where}: {what}" for where, what in others)
+        super().__init__(f"cannot be exported: {problem}{more}", loc)
+
+
 class BackendError(LowtideError):
     """The C compiler failed: its own words, and where the generated source was kept."""
 

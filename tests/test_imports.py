@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
     "tools.archive_commands": API | {"deploy"},
+    "tools.export_command": API | {"deploy", "tools"},
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},

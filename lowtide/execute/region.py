@@ -232,7 +232,7 @@ class Region:
         tensors of `device`."""
         with self.lock:
             while True:
-                binding, spec = self._specialisation(list(values), device)
+                binding, spec = self.specialisation(list(values), device)
                 if spec.eager or not spec.advances:
                     return Entry(spec, [], [], None, spec.eager)
                 entry = self._entry(spec, binding, values)
@@ -305,10 +305,10 @@ class Region:
     def _is_split(self, binding: Binding, split: Split) -> bool:
         """Replace the node in the tree by a split; return True."""
         self.count += 1
-        self._put(self._tree_slot(binding), split)
+        self._put(self.tree_slot(binding), split)
         return True
 
-    def _tree_slot(self, binding: Binding) -> _TreeSlot:
+    def tree_slot(self, binding: Binding) -> _TreeSlot:
         """Return the place of the specialisation for these live-ins in the tree."""
         where = (torch_state.surroundings(self.adds), binding.device, binding.machine)
         slot = _TreeSlot(key=(_default_dtype(), *where, *binding.key))
@@ -328,14 +328,14 @@ class Region:
         else:
             slot.parent.no = node
 
-    def _specialisation(
+    def specialisation(
         self, values: list[Any], device: torch.device
     ) -> tuple[Binding, Specialisation]:
         """Return the specialisation, found or made. Making it may need more constants in the
         signature, or further splits."""
         for _ in range(_MAX_ATTEMPTS):
             binding = self._binding(values, device)
-            slot = self._tree_slot(binding)
+            slot = self.tree_slot(binding)
             if slot.found is not None:
                 return binding, slot.found
             made = self._make(binding, slot.assumed, values)

@@ -335,7 +335,7 @@ class Code:
                 case _:
                     raise self.error(file, part, "this in a class")
         for name in (*hints, *methods):
-            is_own = name in _KEPT or (name.startswith("__") and name not in SPECIAL)
+            is_own = name in _KEPT or (name[:2] == name[-2:] == "__" and name not in SPECIAL)
             if is_own or (name in hints and name in methods):
                 raise self.error(file, node, f"a class with a member {name!r}")
         made.__annotations__ = {k: v for k, v in hints.items() if v is not None}

@@ -1,0 +1,216 @@
+"""`lt.export_c`: writes a compiled program as a C library; see docs/deploy.md.
+
+In: a compiled function or module, a folder, example arguments. Out: an `Export`.
+
+    lt.export_c(model, "out", (x,))      out/model.h, model.c, libmodel.so, …
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.api.script_function import ScriptFunction
+from lowtide.api.script_module import ScriptModule
+from lowtide.deploy.c_library.gather import Entry, gathered
+from lowtide.deploy.c_library.self_test import self_test
+from lowtide.deploy.c_library.source import Library
+from lowtide.deploy.c_library.weights import Table
+from lowtide.errors import BackendError, CompileError
+from lowtide.runtime import toolchain
+
+_CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,40}", re.ASCII)
+_LIMIT_S: Final = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What was written. `functions`: the entry points in C."""
+
+    directory: str
+    name: str
+    files: tuple[str, ...]
+    functions: tuple[str, ...]
+    code_bytes: int
+    weight_bytes: int
+
+    def selftest(self) -> str:
+        """Run the built self-test: the recorded inputs and results. Raises BackendError."""
+        program = os.path.abspath(os.path.join(self.directory, f"{self.name}_selftest"))
+        found = subprocess.run(
+            [program], cwd=self.directory, capture_output=True, text=True, timeout=_LIMIT_S,
+            check=False,
+        )  # fmt: skip
+        if found.returncode:
+            raise BackendError(f"the self-test failed: {found.stdout}{found.stderr}")
+        return found.stdout
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the fields, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = [f"{self.directory}: {self.code_bytes:,} bytes of code, "
+                f"{self.weight_bytes:,} bytes of weights"]  # fmt: skip
+        rows += [f"  {f}" for f in self.files]
+        rows += [f"  {f}()" for f in self.functions]
+        return "\n".join(rows)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def export_c(
+    m: Any,
+    directory: str | os.PathLike[str],
+    example_inputs: tuple[Any, ...] | Mapping[str, tuple[Any, ...]] | None = None,
+    *,
+    name: str = "model",
+    target: str | None = None,
+    weights: str = "auto",
+    sizes: Mapping[str, int] | None = None,
+    optimize: str = "speed",
+) -> Export:
+    """Write a compiled function or module as a C library for this machine.
+
+    `m`: what `lt.script`, `lt.trace` or `lt.load` returned. `example_inputs`: a tuple of arguments,
+    or {method: tuple}. `name`: the prefix of files and functions. `weights`: "constants", "file",
+    or "auto": a file above 100 kB. Sizes above 32 in the example stay arguments. Raises
+    ExportError for what has no C; `target` and `sizes` other than None are not there yet."""
+    if target is not None or sizes is not None or optimize != "speed":
+        raise CompileError(
+            "export_c() writes for this machine, with all sizes above 32 as arguments",
+            remedy="target=None, sizes=None, optimize='speed'",
+        )
+    if _NAME.fullmatch(name) is None:
+        raise CompileError(f"{name!r} is no name for C", remedy="letters, digits and _")
+    if weights not in ("auto", "constants", "file"):
+        raise CompileError(f"weights={weights!r}", remedy='"auto", "constants" or "file"')
+    entries = _entries(m, example_inputs)
+    table = Table()
+    for e in entries:
+        for a in e.inputs:
+            if a.weight is not None and a.of:
+                table.add(a.weight)
+    table.is_constant = weights == "constants" or (
+        weights == "auto" and table.nbytes <= _CONSTANT_BYTES
+    )
+    library = Library(name=name, entries=entries, table=table)
+    return _write(Path(directory), library)
+
+
+def _entries(m: Any, given: Any) -> list[Entry]:
+    made: dict[str, tuple[Any, Any]]
+    if isinstance(m, ScriptFunction):
+        made = {m.__name__ if _NAME.fullmatch(m.__name__) else "forward": (m, given)}
+    elif isinstance(m, ScriptModule):
+        rows: dict[str, Any] = {"forward": given}
+        if isinstance(given, Mapping):
+            rows = dict(cast("Mapping[str, Any]", given))
+        made = {k: (getattr(m, k), args) for k, args in rows.items()}
+    else:
+        raise CompileError(
+            f"export_c() takes a compiled function or module, not a {type(m).__name__}",
+            remedy="lt.script(…), lt.trace(…) or lt.load(…) of it",
+        )
+    found: list[Entry] = []
+    for name, (compiled, args) in made.items():
+        if args is None:
+            raise CompileError(f"{name}() needs example arguments", remedy="example_inputs=(x, …)")
+        found.append(gathered(name, compiled, _as_tuple(args)))
+    return found
+
+
+def _as_tuple(args: Any) -> tuple[Any, ...]:
+    return cast("tuple[Any, ...]", args) if isinstance(args, tuple) else (args,)
+
+
+def _write(folder: Path, library: Library) -> Export:
+    n = library.name
+    expected = [_results(e) for e in library.entries]
+    test, recorded = self_test(library, expected)
+    files: dict[str, str | bytes] = {
+        f"{n}.h": library.header(),
+        f"{n}.c": library.source(),
+        f"{n}_selftest.c": test,
+        f"{n}_selftest.bin": recorded,
+        "CMakeLists.txt": _cmake(n),
+    }
+    if not library.table.is_constant:
+        files[f"{n}_weights.bin"] = library.table.file()
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        raw = content.encode() if isinstance(content, str) else content
+        (folder / file).write_bytes(raw)
+    built = _build(folder, n)
+    return Export(
+        directory=str(folder),
+        name=n,
+        files=(*files, *built),
+        functions=tuple(f"{n}_{e.name}" for e in library.entries),
+        code_bytes=(folder / built[0]).stat().st_size,
+        weight_bytes=library.table.nbytes,
+    )
+
+
+def _results(e: Entry) -> list[torch.Tensor]:
+    """Return what the kernels give in this process for the example."""
+    names = {a.of: v for a, v in zip(e.inputs, e.example, strict=True) if a.of}
+    given = [names[n].detach().contiguous() for n in e.host.inputs]
+    found = dict(zip([a.symbol for a in e.sizes], e.example_sizes(), strict=True))
+    numbers = {a.name: v for a, v in zip(e.inputs, e.example, strict=True)}
+    scalars = [float(numbers[e.numbers[s]]) for s in e.executable.scalars]
+    made = e.executable(given, [found[s] for s in e.executable.symbols], scalars)
+    return list(made[: len(e.outputs)])
+
+
+def _build(folder: Path, n: str) -> list[str]:
+    found = toolchain.compiler()
+    command = found.command
+    library, test = f"lib{n}.so", f"{n}_selftest"
+    flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", *_flags(found)]
+    rows = (
+        [*command, *flags, "-fPIC", "-shared", "-o", library, f"{n}.c", "-lm"],
+        [*command, "-std=c99", "-O1", "-o", test, f"{n}_selftest.c", library, "-lm",
+         "-Wl,-rpath,$ORIGIN"],
+    )  # fmt: skip
+    for row in rows:
+        made = subprocess.run(
+            row, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+        if made.returncode:
+            raise BackendError("the exported C was refused", made.stderr, str(folder / f"{n}.c"))
+    return [library, test]
+
+
+def _flags(found: toolchain.Compiler) -> list[str]:
+    """Return the compiler's flags for kernels, without those of the language and of a library."""
+    dropped = ("-std=", "-O", "-w", "-shared", "-fPIC", "-fvisibility")
+    return [f for f in found.flags if not f.startswith(dropped)]
+
+
+def _cmake(n: str) -> str:
+    return f"""\
+cmake_minimum_required(VERSION 3.15)
+project({n} C)
+add_library({n} {n}.c)
+target_compile_options({n} PRIVATE -O2 -march=native -ffp-contract=off -fno-math-errno
+  -fno-trapping-math -fwrapv -fno-strict-aliasing -fno-delete-null-pointer-checks)
+target_include_directories({n} PUBLIC $<BUILD_INTERFACE:${{CMAKE_CURRENT_SOURCE_DIR}}>
+  $<INSTALL_INTERFACE:include>)
+target_link_libraries({n} PUBLIC m)
+add_executable({n}_selftest {n}_selftest.c)
+target_link_libraries({n}_selftest {n})
+install(TARGETS {n} EXPORT {n}Config)
+install(FILES {n}.h DESTINATION include)
+install(EXPORT {n}Config DESTINATION lib/cmake/{n})
+"""

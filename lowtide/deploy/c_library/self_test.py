@@ -1,0 +1,118 @@
+"""The self-test of an exported model: a C program with recorded inputs and results.
+
+In: the library, the results of each entry's example. Out: its C, and the recorded bytes.
+
+    ./model_selftest      "forward: largest difference 1.2e-07"; the exit status tells of a failure
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lowtide.codegen.host.c_driver import CTYPES
+from lowtide.deploy.c_library.gather import Entry
+from lowtide.deploy.c_library.source import Library, given
+
+
+def self_test(library: Library, expected: Sequence[Sequence[torch.Tensor]]) -> tuple[str, bytes]:
+    """See the module's text."""
+    recorded = bytearray()
+    calls = [
+        _call(library, e, found, recorded)
+        for e, found in zip(library.entries, expected, strict=True)
+    ]
+    n = library.name
+    load = (
+        ""
+        if library.table.is_constant
+        else f"""\
+  size_t n_weights;
+  void *w = read_file("{n}_weights.bin", &n_weights);
+  if ({n}_weights_open(&weights, w, n_weights) || {n}_weights_verify(&weights)) return 2;
+"""
+    )
+    return (
+        f"""\
+#include "{n}.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *aligned(size_t n) {{
+  char *p = malloc(n + 64);
+  return p ? p + 64 - (uintptr_t)p % 64 : 0;
+}}
+static void *read_file(const char *name, size_t *n) {{
+  FILE *f = fopen(name, "rb");
+  if (!f) {{ perror(name); exit(2); }}
+  fseek(f, 0, SEEK_END);
+  *n = (size_t)ftell(f);
+  rewind(f);
+  void *p = aligned(*n);
+  if (fread(p, 1, *n, f) != *n) exit(2);
+  fclose(f);
+  return p;
+}}
+
+int main(void) {{
+  size_t n_recorded;
+  int failed = 0;
+  {n}_weights weights = {{0, 0}};
+  const char *recorded = read_file("{n}_selftest.bin", &n_recorded);
+{load}{"".join(calls)}  return failed;
+}}
+""",
+        bytes(recorded),
+    )
+
+
+def _put(recorded: bytearray, tensor: torch.Tensor) -> int:
+    recorded.extend(b"\0" * (-len(recorded) % 64))
+    at = len(recorded)
+    whole = tensor.detach().cpu().contiguous().reshape(-1)
+    recorded.extend(whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+    return at
+
+
+def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded: bytearray) -> str:
+    n, f = library.name, f"{library.name}_{e.name}"
+    sizes = ", ".join(map(str, e.example_sizes())) or "0"
+    values = {a.name: v for a, v in zip(e.inputs, e.example, strict=True)}
+    arguments: list[str] = []
+    for a in given(e):
+        v = values[a.name]
+        if a.kind == "tensor":
+            assert a.dtype is not None
+            ctype = CTYPES[a.dtype.name]
+            arguments.append(f"(const {ctype} *)(recorded + {_put(recorded, v)})")
+        else:
+            arguments.append(repr(v))
+    lines = [f"    const {f}_sizes sizes = {{{sizes}}};"]
+    compared: list[str] = []
+    for a, v in zip(e.outputs, expected, strict=True):
+        assert a.dtype is not None
+        ctype = CTYPES[a.dtype.name]
+        lines.append(f"    {ctype} *{a.name} = aligned({max(v.numel() * v.itemsize, 1)});")
+        arguments.append(a.name)
+        at = _put(recorded, v)
+        compared.append(
+            f"    for (int64_t i = 0; i < {v.numel()}; i++) {{\n"
+            f"      const double x = (double){a.name}[i];\n"
+            f"      const double y = (double)((const {ctype} *)(recorded + {at}))[i];\n"
+            "      const int is_same = x == y || (x != x && y != y);\n"
+            "      const double d = is_same ? 0 : fabs(x - y) / (1 + fabs(y));\n"
+            "      if (!(d <= worst)) worst = d;\n    }\n"
+        )
+    call = ", ".join(["&sizes", *arguments, "&weights", "work", "n_work", "0"])
+    return (
+        "  {\n" + "\n".join(lines) + f"\n    const size_t n_work = {f}_workspace_bytes(&sizes);\n"
+        "    void *work = aligned(n_work ? n_work : 1);\n    double worst = 0;\n"
+        f"    const {n}_status status = {f}({call});\n"
+        f'    if (status) {{ printf("{e.name}: %s\\n", {n}_strerror(status)); return 1; }}\n'
+        + "".join(compared)
+        + f'    printf("{e.name}: largest difference %g\\n", worst);\n'
+        "    failed |= !(worst <= 1e-5);\n  }\n"
+    )
