@@ -94,6 +94,7 @@ class Entry:
 def gathered(name: str, compiled: Any, args: Sequence[Any]) -> Entry:
     """Return what the C function is made of. Raises ExportError."""
     driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
+    values = [v.contiguous() if isinstance(v, torch.Tensor) else v for v in values]
     function, values, given = _with_constants(driver.function, values)
     with config.override(products="kernels", kernels_only=True), torch.no_grad():
         region = _whole(function)
