@@ -86,6 +86,8 @@ def _convolved(
         for size, k, s, p, d in zip(sizes, kernel, stride, border, dilation, strict=True)
     ]
     shape: list[Size] = [*batch, outer, *counts]
+    if any(as_index(n).const == 0 for n in shape):
+        raise Unsupported("is PyTorch's own, where there is nothing to compute")
     if not is_few(b, product([*shape, within, *kernel])):
         raise Unsupported("is PyTorch's own, of so much work")
     each = 0
@@ -95,9 +97,15 @@ def _convolved(
             raise b.error("a convolution whose groups do not divide its channels")
     if any(border):
         x = lower_pad(b, x, [p for k in reversed(border) for p in (k, k)], "constant", 0)
+    summed = [within, *kernel]
+    axes = [j for j, n in enumerate(summed) if as_index(n).const != 1]  # of one place: no axis
+
+    def whole(k: tuple[Index, ...]) -> list[Index]:
+        places = dict(zip(axes, k, strict=True))
+        return [places.get(j, as_index(0)) for j in range(len(summed))]
 
     def x_at(idx: tuple[Index, ...], k: tuple[Index, ...]) -> list[Index]:
-        c, *window = k
+        c, *window = whole(k)
         if groups > 1:
             c = c + floordiv(idx[len(batch)], each) * within
         at = idx[len(batch) + 1 :]
@@ -105,15 +113,14 @@ def _convolved(
         return [*idx[: len(batch)], c, *moved]
 
     def w_at(idx: tuple[Index, ...], k: tuple[Index, ...]) -> list[Index]:
-        return [idx[len(batch)], *k]
+        return [idx[len(batch)], *whole(k)]
 
     def finish(total: Term, idx: tuple[Index, ...]) -> Term:
         assert bias is not None
         return total + Term(b, b.load(bias, [idx[len(batch)]]))
 
-    return contract(
-        b, x, weight, shape, [within, *kernel], x_at, w_at, None if bias is None else finish
-    )
+    extents = [summed[j] for j in axes]
+    return contract(b, x, weight, shape, extents, x_at, w_at, None if bias is None else finish)
 
 
 def _count(b: Builder, size: Size, kernel: Size, stride: int, border: int, dilation: int) -> Size:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide import config
 from lowtide.diagnostics import stats
 
 
@@ -48,7 +49,7 @@ def test_they_are_compiled_only_where_no_gradient_is_recorded() -> None:
 
 def test_large_ones_are_pytorchs() -> None:
     compiled, x = lt.script(nn.Conv2d(16, 32, 3)), torch.randn(4, 16, 40, 40)
-    with torch.no_grad():
+    with torch.no_grad(), config.override(products=""):  # there is a library
         torch.testing.assert_close(compiled(x), compiled.__lowtide_root__(x), rtol=0, atol=0)
         assert "1 op left to PyTorch" in str(compiled.explain(x))
 
@@ -95,3 +96,25 @@ def test_layouts_are_as_pytorch_has_them() -> None:
             assert compiled(given).stride() == model(given).stride()
         model.to(memory_format=torch.channels_last)
         assert compiled(x).stride() == model(x).stride()
+
+
+def two_strides(x: Tensor, w: Tensor, padding: list[int], groups: int) -> Tensor:
+    return F.conv2d(x, w, None, 2, padding, 1, groups)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "padding", "groups"),
+    [
+        ((3, 2, 5, 1), (2, 1, 2, 2), [1, 1], 2),
+        ((1, 2, 6, 4), (1, 2, 3, 1), [1, 0], 1),
+        ((2, 1, 4, 4), (2, 1, 1, 1), [1, 0], 1),
+        ((0, 2, 4, 4), (1, 2, 2, 2), [0, 1], 1),
+    ],
+)
+def test_windows_of_one_place(x: Any, w: Any, padding: list[int], groups: int) -> None:
+    torch.manual_seed(0)
+    made = torch.randn(*x).transpose(-1, -2).contiguous().transpose(-1, -2)
+    given = made, torch.randn(*w), padding, groups
+    found, wanted = lt.script(two_strides)(*given), two_strides(*given)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert found.stride() == wanted.stride()
