@@ -1,4 +1,6 @@
-"""Pickles of compiled objects that are in no Python module: each carries its saved program.
+"""Pickles and copies of compiled objects that are in no Python module.
+
+A pickle carries its saved program.
 
 In: a compiled module or function from a file. Out: what `__reduce__` returns.
 
@@ -11,7 +13,9 @@ checked like any other file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
+
+import torch
 
 from lowtide.api import names
 from lowtide.api.torch_jit_members import saved_to_buffer
@@ -33,3 +37,24 @@ def reduced(c: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
 def restored(raw: bytes) -> Any:
     """Return the compiled function or module that these bytes of `lt.save` hold."""
     return names.find("load")(raw)
+
+
+def clone_results(module: torch.nn.Module, memo: dict[int, Any]) -> None:
+    """Put clones of a module's tensors that ops computed into the memo of a deep copy, as torch.jit
+    copies them: `self.state = self.cell(x)` leaves one, which PyTorch's deepcopy refuses."""
+    waiting: list[Any] = [value for part in module.modules() for value in vars(part).values()]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if not value.is_leaf:
+                memo.setdefault(id(value), value.clone())
+        elif isinstance(value, list | tuple):
+            waiting.extend(cast("list[Any]", value))
+        elif isinstance(value, dict):
+            waiting.extend(cast("dict[Any, Any]", value).values())
+        elif is_from_file(value) and not isinstance(value, torch.nn.Module):
+            waiting.extend(getattr(value, "__dict__", {}).values())

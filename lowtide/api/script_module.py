@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lowtide.api import names
 from lowtide.api.entry_point_errors import what_can_be_called
-from lowtide.api.pickled import is_from_file, reduced
+from lowtide.api.pickled import clone_results, is_from_file, reduced
 from lowtide.api.script_method import MethodMaker, ScriptMethod
 from lowtide.api.torch_jit_members import INSTEAD, replacement_error, saved_to_buffer
 from lowtide.execute.captures import hooks_on_all
@@ -339,7 +339,9 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         self.__lowtide_root__._load_from_state_dict(*args)  # pyright: ignore[reportPrivateUsage]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        made = self._around(copy.deepcopy(self.__dict__["_lowtide_root"], memo))
+        if is_from_file(root := self.__dict__["_lowtide_root"]):
+            clone_results(root, memo)
+        made = self._around(copy.deepcopy(root, memo))
         memo[id(self)] = made
         return made
 

@@ -235,7 +235,7 @@ def _refuse_other_archives(names: list[str]) -> None:
     if any(re.fullmatch(r"[^/]+/model\.json", name) for name in names):
         raise LoadError(
             "this is a file of torch.jit.save of PyTorch before 1.4: load it with torch.jit.load "
-            "and save it again with torch.jit.save"
+            "of PyTorch 1.4 and save it again with torch.jit.save"
         )
     if any(name.endswith(".pkl") for name in names) and not is_torchscript(names):
         raise LoadError(_SAVED_BY_TORCH_SAVE)

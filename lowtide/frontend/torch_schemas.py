@@ -98,6 +98,7 @@ _KNOWN: dict[str, Type] = {
     "Tensor.numpy": t.ANY,
     "Tensor.backward": t.NONE,
     "torch.is_tensor": t.BOOL,
+    "torch.is_autocast_enabled": t.BOOL,
     "torch.is_grad_enabled": t.BOOL,
     "torch.get_default_dtype": t.DTYPE,
     "torch.get_num_threads": t.INT,

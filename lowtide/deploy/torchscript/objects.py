@@ -25,7 +25,7 @@ from lowtide.api.script_module import make_method, make_or_get, wrap
 from lowtide.deploy.torchscript.calls import Calls
 from lowtide.deploy.torchscript.pickles import EnumMember, Instance
 from lowtide.errors import LoadError
-from lowtide.frontend.torchscript.code import Code, ModuleClass
+from lowtide.frontend.torchscript.code import UNUSED, Code, ModuleClass
 from lowtide.ir.object_ops import CALLS
 
 _KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
@@ -123,6 +123,8 @@ class Objects:
                 object.__setattr__(made, name, None)
 
     def _set(self, path: str, made: Any, info: ModuleClass, name: object, value: Any) -> None:
+        if name in UNUSED:
+            return
         if not isinstance(name, str) or name in _KEPT or name.startswith("__"):
             raise LoadError(f"an object of {path} has an attribute {name!r}")
         if not isinstance(made, torch.nn.Module):

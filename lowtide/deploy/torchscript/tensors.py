@@ -82,6 +82,8 @@ class Tensors:
 
     def storage(self, key: tuple[object, ...]) -> Stored:
         """Return a record. Raises ValueError, or LoadError if the record is damaged."""
+        if len(key) == 6 and key[-1] is None:  # PyTorch 1.4: it is no view of another storage
+            key = key[:-1]
         match key:
             case "storage", Name(kind), str(record), str(location), int(count) if count >= 0:
                 pass

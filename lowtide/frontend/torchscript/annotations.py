@@ -79,4 +79,7 @@ def _made(name: str, args: list[Any]) -> Any:
         return typing.Tuple[()]  # noqa: UP006
     if name == "Final":
         return args[0]
-    return _GENERIC[name][tuple(args) if len(args) != 1 else args[0]]
+    try:
+        return _GENERIC[name][tuple(args) if len(args) != 1 else args[0]]
+    except TypeError as error:  # such as a Dict of one type
+        raise Unknown(f"{name} of {len(args)}") from error

@@ -72,6 +72,8 @@ _CONVERTED: Final = ("int", "float", "complex", "Optional[int]", "Optional[float
 _LITERALS: Final = (int, float, bool, str)
 _STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
 # What modules have for themselves.
+# Attributes that PyTorch before 1.5 wrote of the Python class; no program reads them.
+UNUSED: Final = frozenset({"__constants__", "__overloads__"})
 _KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
 _INTERFACES: Final = ("Interface", "ModuleInterface")
 
@@ -326,6 +328,8 @@ class Code:
                     lists[name] = tuple(map(str, cast("list[object]", found)))
                 case ast.Assign([ast.Subscript(_, ast.Constant(str(name)))], type_):
                     hints[name] = self.hint(file, type_)
+                case ast.AnnAssign(ast.Name(name)) if name in UNUSED:
+                    pass
                 case ast.AnnAssign(ast.Name(name), type_, value):
                     hints[name] = self.hint(file, type_)
                     if value is not None:

@@ -358,9 +358,9 @@ TABLE: Final[dict[str, Row]] = {
     "all": _call(all),
     "hash": _hash,
     "wait": _op("future.wait"),
-    "is_grad_enabled": _asked(torch.is_grad_enabled, t.BOOL),
-    "is_autocast_enabled": _asked(torch.is_autocast_enabled, t.BOOL),
+    "is_grad_enabled": _call(torch.is_grad_enabled),
+    "is_autocast_enabled": _call(cast("Any", torch.is_autocast_enabled)),
     "is_scripting": lambda c, call, args, keywords: c.const(True),
     "set_grad_enabled": _asked(torch.set_grad_enabled, t.NONE),
-    "manual_seed": _asked(cast("Any", torch.manual_seed), t.NONE),
+    "manual_seed": _call(cast("Any", torch.manual_seed)),
 }

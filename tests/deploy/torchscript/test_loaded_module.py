@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import lowtide as lt
+from tests.deploy.torchscript.archives import scripted
 from tests.deploy.torchscript.old_net import Headless, X, archive, loaded_by_torch
 
 RAW = archive(**{"notes.txt": "hello"})
@@ -157,6 +158,51 @@ def test_copies() -> None:
     same(deep(X), wanted)
     assert deep.tied.weight is deep.out.weight
     assert deep.out.weight is not m.out.weight
+
+
+class Adds(nn.Module):
+    """Keeps what it computed, also in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.total = torch.jit.Attribute(torch.zeros(2), torch.Tensor)
+        self.past = torch.jit.Attribute([], list[torch.Tensor])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + self.layer(x)
+        self.past.append(self.total)
+        return self.total
+
+
+class Asks(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, bool, bool]:
+        torch.manual_seed(3)
+        return x + torch.rand(2), torch.is_autocast_enabled(), torch.is_grad_enabled()
+
+
+def test_a_copy_after_a_call() -> None:
+    """Values with a gradient are cloned, as in torch.jit."""
+    file = io.BytesIO()
+    torch.jit.save(scripted(Adds()), file)
+    m, x = lt.load(file.getvalue()), torch.ones(2)
+    m(x)
+    deep = copy.deepcopy(m)
+    assert deep.total is not m.total
+    assert deep.total is deep.past[0]
+    assert deep.total.requires_grad
+    same(deep(x), m(x))
+
+
+def test_state_of_pytorch_is_asked_at_the_call() -> None:
+    file = io.BytesIO()
+    torch.jit.save(scripted(Asks()), file)
+    old, new, x = loaded_by_torch(file.getvalue()), lt.load(file.getvalue()), torch.ones(2)
+    for m in (new, ours(new)):
+        same(m(x), old(x))
+        with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+            same(m(x)[0], old(x)[0])
+            assert m(x)[1:] == old(x)[1:] == (False, False)  # autocast of CUDA is asked for
 
 
 @pytest.mark.parametrize("change", [lambda m: m, ours], ids=["old", "ours"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
+from tests.deploy.torchscript import archives as a
 from tests.deploy.torchscript.archives import forged, saved, scripted
 
 # ---- where an error is ------------------------------------------------------------------------
@@ -82,6 +83,33 @@ def _with(data: bytes, text: str) -> bytes:
     return forged(data, parts={_path(data): text.encode()})
 
 
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.w
+
+
+def test_a_file_of_pytorch_1_4() -> None:
+    """Classes have two attributes more, which no program reads; storages have a sixth field."""
+    new = saved(scripted(Weighted()))
+    more = "  __constants__ : List[str]\n  __overloads__ : Dict[str, List[str]]\n  training : bool"
+    code = _code(new).replace("  training : bool", more)
+    names = a.text("storage"), a.name("torch.FloatStorage"), a.text("0"), a.text("cpu")
+    weight = a.tensor(a.row(*names, a.integer(2), b"N") + b"Q", grad=True)
+    pairs = (
+        a.text("w") + weight, a.text("__constants__") + b"]",
+        a.text("__overloads__") + b"}", a.text("training") + b"\x88",
+    )  # fmt: skip
+    path = code.split("(self: ")[1].split(",")[0]
+    made = a.pickle_of(a.name(path), b")\x81}(", *pairs, b"ub")
+    m = _load(forged(_with(new, code), data_pkl=made))
+    assert torch.equal(m(torch.ones(2)), torch.tensor([2.0, 3.0]))
+    assert list(m.state_dict()) == ["w"]
+
+
 # ---- code that torch.jit would not write --------------------------------------------------------
 
 
@@ -146,6 +174,7 @@ OF_CLASSES = {
     "kept": ("  training : bool", "  training : bool\n  _modules : int"),
     "twice": (HEAD, "  def forward(self):\n    pass\n" + HEAD),
     "default": ("x: Tensor", "x: Tensor=open()"),
+    "half_a_dict": ("x: Tensor", "x: Dict[Tensor]"),
 }
 
 
