@@ -1,8 +1,8 @@
 """One record per operation: names, operands, eager meaning, lowering into tensor expressions.
 
 Importing this package registers every family; see `registry` for the way in.
-Left to PyTorch on purpose, with no record: random ops, sort and topk, cumulative ops, scatters
-that do not add, masks as indices, linear algebra beyond products, `item`. What `library` says is
+Left to PyTorch on purpose, with no record: random ops, sort and topk, scatters that do
+not add, masks as indices, linear algebra beyond products, `item`. What `library` says is
 left to it, too, unless there is no PyTorch.
 """
 
@@ -29,7 +29,9 @@ from lowtide.ops import (
     norms,
     pooling,
     rearrange,
+    recurrent,
     reductions,
+    scans,
     shapes,
     slicing,
     ternary,
@@ -61,7 +63,9 @@ __all__ = [
     "norms",
     "pooling",
     "rearrange",
+    "recurrent",
     "reductions",
+    "scans",
     "shapes",
     "slicing",
     "ternary",

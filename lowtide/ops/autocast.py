@@ -35,7 +35,8 @@ _POOLS: Final = " ".join(
     for name in ("max", "avg", "adaptive_max", "adaptive_avg")
     for dims in (1, 2, 3)
 )
-_LIBRARY: Final = f"multi_head_attention {_POOLS}"  # kernels do them only in C libraries
+# What kernels do only where PyTorch is not there.
+_LIBRARY: Final = f"multi_head_attention lstm gru rnn_tanh rnn_relu cumsum cumprod {_POOLS}"
 _LEFT: Final = f"inner tensordot binary_cross_entropy weight_norm {_CELLS} {_LIBRARY}"
 
 # By device: what runs in the lower dtype, …

@@ -11,7 +11,7 @@ equals a loop over the handwritten formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from lowtide.ops.contractions import lower_linear
@@ -40,7 +40,7 @@ def _gates(b: Builder, g: Val, count: int, h: Val) -> list[Val]:
     """The equal parts of the last dim, each as wide as what is carried."""
     size = h.shape[-1]
     b.require_equal(g.shape[-1], size * count, "the gates are not as wide as the state")
-    return lower_chunk(b, g, count, 1)
+    return lower_chunk(b, g, count, g.ndim - 1)
 
 
 def _sum(b: Builder, x: Val, y: Val) -> Val:
@@ -49,6 +49,55 @@ def _sum(b: Builder, x: Val, y: Val) -> Val:
 
 def _sigmoid(x: Term) -> Term:
     return x.fn("sigmoid")
+
+
+# ---- steps: of the products of the input and of the state, and what is carried --------------
+
+
+def lstm_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
+    """The next hidden state and cell state."""
+    h, c = carried
+    i, f, g, o = _gates(b, _sum(b, x, u), 4, h)
+    after = pointwise(
+        b,
+        [i, f, g, c],
+        x.dtype,
+        lambda i, f, g, c: _sigmoid(f) * c + _sigmoid(i) * g.fn("tanh"),
+    )
+    return [
+        pointwise(b, [o, after], x.dtype, lambda o, c: _sigmoid(o) * c.fn("tanh")),
+        after,
+    ]
+
+
+def gru_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
+    """The next hidden state."""
+    (h,) = carried
+    r0, z0, n0 = _gates(b, x, 3, h)
+    r1, z1, n1 = _gates(b, u, 3, h)
+
+    def formula(r0: Term, r1: Term, z0: Term, z1: Term, n0: Term, n1: Term, h: Term) -> Term:
+        n = (n0 + _sigmoid(r0 + r1) * n1).fn("tanh")
+        return (h - n) * _sigmoid(z0 + z1) + n
+
+    return [pointwise(b, [r0, r1, z0, z1, n0, n1, h], x.dtype, cast("Any", formula))]
+
+
+def plain_step(fn: str) -> Callable[[Builder, Val, Val, Sequence[Val]], list[Val]]:
+    """The next hidden state, of one gate."""
+
+    def step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
+        b.require_equal(x.shape[-1], carried[0].shape[-1], "the gate is not as wide as the state")
+
+        def formula(v: Term) -> Term:
+            return v.fn("tanh") if fn == "tanh" else v.fn("maximum", 0)
+
+        return [pointwise(b, [_sum(b, x, u)], x.dtype, formula)]
+
+    return step
+
+
+# ---- cells ------------------------------------------------------------------------------------
 
 
 @op(
@@ -68,18 +117,7 @@ def lower_lstm_cell(
     same_dtype(h, c)
     for mine, other in zip(h.shape, c.shape, strict=True):
         b.require_equal(mine, other, "the two states differ in their sizes")
-    gates = _sum(b, lower_linear(b, x, w, b_ih), lower_linear(b, h, u, b_hh))
-    i, f, g, o = _gates(b, gates, 4, h)
-    after = pointwise(
-        b,
-        [i, f, g, c],
-        x.dtype,
-        lambda i, f, g, c: _sigmoid(f) * c + _sigmoid(i) * g.fn("tanh"),
-    )
-    return [
-        pointwise(b, [o, after], x.dtype, lambda o, c: _sigmoid(o) * c.fn("tanh")),
-        after,
-    ]
+    return lstm_step(b, lower_linear(b, x, w, b_ih), lower_linear(b, h, u, b_hh), [h, c])
 
 
 @op(
@@ -93,17 +131,12 @@ def lower_gru_cell(
 ) -> Val:
     """The next hidden state."""
     _checked(b, x, h, w, u, [b_ih, b_hh])
-    r0, z0, n0 = _gates(b, lower_linear(b, x, w, b_ih), 3, h)
-    r1, z1, n1 = _gates(b, lower_linear(b, h, u, b_hh), 3, h)
-
-    def formula(r0: Term, r1: Term, z0: Term, z1: Term, n0: Term, n1: Term, h: Term) -> Term:
-        n = (n0 + _sigmoid(r0 + r1) * n1).fn("tanh")
-        return (h - n) * _sigmoid(z0 + z1) + n
-
-    return pointwise(b, [r0, r1, z0, z1, n0, n1, h], x.dtype, cast("Any", formula))
+    return gru_step(b, lower_linear(b, x, w, b_ih), lower_linear(b, h, u, b_hh), [h])[0]
 
 
-def _plain(fn: str, formula: Callable[[Term], Term]) -> None:
+def _plain(fn: str) -> None:
+    step = plain_step(fn)
+
     @op(
         f"rnn_{fn}_cell",
         f"(input: Tensor, hx: Tensor, {_WEIGHTS}) -> Tensor",
@@ -115,9 +148,8 @@ def _plain(fn: str, formula: Callable[[Term], Term]) -> None:
     ) -> Val:
         """The next hidden state."""
         _checked(b, x, h, w, u, [b_ih, b_hh])
-        total = _sum(b, lower_linear(b, x, w, b_ih), lower_linear(b, h, u, b_hh))
-        return pointwise(b, [total], x.dtype, formula)
+        return step(b, lower_linear(b, x, w, b_ih), lower_linear(b, h, u, b_hh), [h])[0]
 
 
-_plain("tanh", lambda v: v.fn("tanh"))
-_plain("relu", lambda v: v.fn("maximum", 0))
+_plain("tanh")
+_plain("relu")

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what PyTorc
 
 X = torch.linspace(-2.0, 2.0, 16).view(4, 4)
 ROWS = torch.tensor([3, 0, 3, 2])
+LAYERS = (False, 1, 0.0, False, False, False)
 SAMPLES: dict[str, Sequence[Any]] = {
     "addmv": (X[0], X, X[0]),
     "baddbmm": (X[None], X[None], X[None]),
@@ -64,6 +65,9 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "getitem": (("int",), X, 1),
     "index": (X, (torch.tensor([1]),)),
     "group_norm": (X[None], 2),
+    "gru": (X[None, :1], X[:1, None], [torch.ones(12, 4)] * 2, *LAYERS),
+    "lstm": (X[None, :1], [X[:1, None]] * 2, [torch.ones(16, 4)] * 2, *LAYERS),
+    **dict.fromkeys(("rnn_tanh", "rnn_relu"), (X[None, :1], X[:1, None], [X, X], *LAYERS)),
     "gru_cell": (X, X, torch.ones(12, 4), torch.ones(12, 4)),
     "index_add": (X, 0, ROWS, X),
     "index_select": (X, 0, ROWS),

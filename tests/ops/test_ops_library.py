@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from against_eager import check, floats, ops_of_kind, title
+from against_eager import check, floats, ints, ops_of_kind, title
 
 from lowtide import config
 from lowtide.ops.library import LIBRARY
@@ -97,6 +97,51 @@ def test_multi_head_attention(case: tuple[Any, ...]) -> None:
 def test_dropout_is_left_to_pytorch() -> None:
     training = (*PACKED[:5], 0.5, *PACKED[6:8], True)
     check("multi_head_attention", QUERY, KEYS, KEYS, E, 2, *training, left=True)
+
+
+def layers(gates: int, inputs: int, size: int, count: int, ways: int, biases: bool) -> list[Any]:
+    found: list[Any] = []
+    for k in range(count * ways):
+        width = inputs if k < ways else ways * size
+        found += [floats(gates * size, width), floats(gates * size, size)]
+        found += [floats(gates * size), floats(gates * size)] if biases else []
+    return found
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+@pytest.mark.parametrize(
+    ("count", "ways", "biases", "batch_first"),
+    [(1, 1, True, False), (1, 2, False, True), (2, 1, True, True), (2, 2, True, False)],
+)
+def test_recurrent_layers(
+    name: str, count: int, ways: int, biases: bool, batch_first: bool
+) -> None:
+    weights = layers({"lstm": 4, "gru": 3}.get(name, 1), 3, 5, count, ways, biases)
+    states = [floats(count * ways, 2, 5) for _ in range(2)]
+    x = floats(2, 6, 3) if batch_first else floats(6, 2, 3)
+    form = (biases, count, 0.5, False, ways == 2, batch_first)
+    hx = states if name == "lstm" else states[0]
+    check(name, x, hx, weights, *form, rtol=1e-5, atol=1e-5)
+
+
+def test_recurrent_layers_of_other_forms_are_left_to_pytorch() -> None:
+    x, h, c = floats(6, 2, 3), floats(1, 2, 4), floats(1, 2, 5)
+    projected = [floats(20, 3), floats(20, 4), floats(4, 5)]
+    check("lstm", x, [h, c], projected, False, 1, 0.0, False, False, False, left=True)
+    weights = layers(3, 3, 5, 2, 1, False)
+    check("gru", x, floats(2, 2, 5), weights, False, 2, 0.5, True, False, False, left=True)
+    check("gru", x, floats(2, 3, 5), weights, False, 2, 0.0, False, False, False, left=True)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
+@pytest.mark.parametrize("operands", [
+    (floats(6, 7), 0), (floats(2, 6, 7), -1), (with_nan(floats(13)), 0), (floats(), 0),
+    (floats(6, 7).double(), 1), (floats(6, 7).bfloat16(), 1), (ints(3, 6), 1),
+    (ints(6, 2) > 0, 0), (floats(6), 0, torch.float64), (ints(6), 0, torch.float32),
+    (floats(6), 1), (torch.tensor([-0.0, -0.0]), 0),
+], ids=title)  # fmt: skip
+def test_running(name: str, operands: tuple[Any, ...]) -> None:
+    check(name, *operands)
 
 
 def test_with_a_library_it_does_them() -> None:
