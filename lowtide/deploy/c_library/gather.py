@@ -22,6 +22,7 @@ from lowtide.codegen.executable import Executable, compile_program
 from lowtide.codegen.host.program import HostProgram
 from lowtide.codegen.host.region import Let, Live, Made, Output, RegionProgram
 from lowtide.compiler import simplified
+from lowtide.deploy.c_library.answers import answered
 from lowtide.errors import ExportError, Loc
 from lowtide.execute.driver import Driver
 from lowtide.execute.region import Region
@@ -125,7 +126,7 @@ def _with_constants(function: Function, values: Sequence[Any]) -> tuple[Function
         given += is_argument
     block = Block([p for p, _ in kept], [*ops, *function.block.ops])
     captures = tuple(str(p.name) for p, _ in kept[given:])
-    made = simplified(replace(function, block=block, captures=captures))
+    made = simplified(answered(replace(function, block=block, captures=captures)))
     return made, [v for _, v in kept], given
 
 
