@@ -11,9 +11,10 @@ Invariant: all that PyTorch would do in this process, kernels do here; else Expo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -31,20 +32,38 @@ from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.dtypes import DType
 from lowtide.ir.literals import is_literal
 from lowtide.specialise.region_boundaries import static_reason
-from lowtide.specialise.signature import CONSTANT, VARIES, Levels
+from lowtide.specialise.signature import CONSTANT, VARIES, Ineligible, Levels
 from lowtide.specialise.signature import sizes as spots_of
 from lowtide.texpr.index import Index
 
 _MOST_SHOWN = 40
 _NOTHING = "is no kernel"
+_FREE: Final = re.compile(
+    r"(?!(?:out|f)\d+$|(?:z|t|n|first|trip|lt|kernel)_|[A-Z]|model)[a-z]\w*", re.ASCII
+)  # names that neither the C library nor the generated code uses
+_TAKEN: Final = re.compile(
+    r"""sizes|weights|workspace|workspace_given|workspace_bytes|pool|pool_or_null |
+    threads|offsets|needed|fault|status|slots|i|main|auto|break|case|char |
+    const|continue|default|do|double|else|enum|extern|float|for|goto|if |
+    inline|int|long|register|restrict|return|short|signed|sizeof|static|struct |
+    switch|typedef|union|unsigned|void|volatile|while|bool|true|false|asm |
+    typeof|linux|unix|and|bitand|bitor|catch|class|compl|constexpr|decltype |
+    delete|dynamic_cast|explicit|export|friend|mutable|namespace|new|noexcept |
+    not|operator|or|private|protected|public|static_assert|template|this |
+    thread_local|throw|try|typeid|typename|using|virtual|xor|alignas|alignof |
+    nullptr|concept|requires|wchar_t""",
+    re.VERBOSE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """What the C function is given or gives: a tensor, an int or a float. `shape`: its sizes."""
+    """What the C function is given or gives: a tensor, an int or a float. `shape`: its sizes;
+    `shown`: the user's name, which need not be one in C."""
 
     name: str
-    kind: str  # "tensor", "int", "float"
+    shown: str = ""
+    kind: str = "tensor"  # "tensor", "int", "float"
     dtype: DType | None = None
     shape: tuple[Index, ...] = ()
     of: str = ""  # its name in the host program
@@ -87,7 +106,7 @@ class Entry:
         for s in self.sizes:
             name, _, dim = s.dims[0].partition(".shape[")
             rows = zip(self.inputs, self.example, strict=True)
-            value = next(v for a, v in rows if a.name == name)
+            value = next(v for a, v in rows if a.shown == name)
             found.append(value.shape[int(dim[:-1])] if dim else value)
         return found
 
@@ -100,7 +119,10 @@ def gathered(name: str, compiled: Any, args: Sequence[Any]) -> Entry:
     with config.override(products="kernels", kernels_only=True), torch.no_grad():
         region = _whole(function)
         region.levels = _levels(values, given)
-        found = standing(region, values)
+        try:
+            found = standing(region, values)
+        except Ineligible as why:
+            raise ExportError([(function.loc, f"it is given {why}")]) from None
         if found.reason:
             raise _left(function, found.reason, found.loc)
         return _entry(name, function, found, values, given)
@@ -122,6 +144,8 @@ def _with_constants(function: Function, values: Sequence[Any]) -> tuple[Function
         if not isinstance(value, torch.Tensor) and not (is_argument and is_number):
             what = f"`{param.name}` is a {type(value).__name__}"
             raise ExportError([(function.loc, f"{what}, which has no C type")])
+        if isinstance(value, torch.Tensor):
+            value = value.detach().contiguous()  # what is given to C is
         kept.append((param, value))
         given += is_argument
     block = Block([p for p, _ in kept], [*ops, *function.block.ops])
@@ -183,7 +207,7 @@ def _entry(
         executable=executable,
         sizes=tuple(
             Size(symbol=n, dims=tuple(found.dims.get(n, ())), least=found.least[n])
-            for n in host.symbols
+            for n in found.numbers
         ),
         inputs=inputs,
         outputs=outputs,
@@ -219,20 +243,21 @@ def _inputs(
     read = [x.position for x in kernels.inputs] if kernels is not None else []
     names = dict(zip(read, executable.host.inputs, strict=True))
     made: list[Argument] = []
+    labels = _labels(function)
     for k, (param, value) in enumerate(zip(function.params, values, strict=True)):
-        label = param.name or f"x{k}"
+        label, shown = labels[k], param.name or "_"
         if isinstance(value, torch.Tensor):
             held = executable.host.inputs.get(names.get(k, ""))
             made.append(Argument(
                 name=label,
-                kind="tensor",
+                shown=shown,
                 dtype=found.dtypes[k],
                 shape=held.shape if held is not None else found.shapes[k],
                 of=names.get(k, ""),
                 weight=None if k < given else value.detach(),
             ))  # fmt: skip
         else:
-            made.append(Argument(name=label, kind=type(value).__name__))
+            made.append(Argument(name=label, shown=shown, kind=type(value).__name__))
     return tuple(made)
 
 
@@ -271,8 +296,22 @@ def _outputs(
 
 def _numbers(function: Function, kernels: Any) -> list[str]:
     names: list[str] = []
+    labels = _labels(function)
     for x in kernels.numbers if kernels is not None else ():
         if not isinstance(x, Live):
             raise ExportError([(function.loc, "it computes a float outside of kernels")])
-        names.append(function.params[x.position].name)
+        names.append(labels[x.position])
     return names
+
+
+def _labels(function: Function) -> list[str]:
+    """Return the names in C of what the function is given."""
+    found: list[str] = []
+    for k, param in enumerate(function.params):
+        name = param.name or f"x{k}"
+        if not _FREE.fullmatch(name) or _TAKEN.fullmatch(name):
+            name = "arg_" + re.sub(r"[^A-Za-z0-9_]", "_", name)
+        while name in found:
+            name += "_"
+        found.append(name)
+    return found

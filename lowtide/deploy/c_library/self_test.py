@@ -77,6 +77,14 @@ def _put(recorded: bytearray, tensor: torch.Tensor) -> int:
     return at
 
 
+def _number(v: float) -> str:
+    if v in (float("inf"), float("-inf")):
+        return "INFINITY" if v > 0 else "-INFINITY"
+    if v != v:
+        return "NAN"
+    return f"({v + 1}LL - 1)" if isinstance(v, int) else repr(v)
+
+
 def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded: bytearray) -> str:
     n, f = library.name, f"{library.name}_{e.name}"
     sizes = ", ".join(map(str, e.example_sizes())) or "0"
@@ -89,7 +97,7 @@ def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded
             ctype = CTYPES[a.dtype.name]
             arguments.append(f"(const {ctype} *)(recorded + {_put(recorded, v)})")
         else:
-            arguments.append(repr(v))
+            arguments.append(_number(v))
     lines = [f"    const {f}_sizes sizes = {{{sizes}}};"]
     compared: list[str] = []
     for a, v in zip(e.outputs, expected, strict=True):

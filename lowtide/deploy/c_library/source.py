@@ -11,6 +11,7 @@ Invariant: the C allocates nothing and keeps no state; its kernels are those tha
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ _MEANINGS = (
 )  # fmt: skip
 _WARNINGS = ("unused-function", "unused-variable", "unused-parameter", "unused-but-set-variable",
              "sign-compare", "psabi", "pragmas", "unknown-warning-option",
-             "div-by-zero")  # fmt: skip
+             "div-by-zero", "discarded-qualifiers",
+             "incompatible-pointer-types-discards-qualifiers")  # fmt: skip
 MOST_THREADS = 8
 
 
@@ -186,6 +188,11 @@ class Library:
         yield f"const {n}_status status = {f}_check(sizes);"
         yield "if (status) return status;"
         yield from head.strip().splitlines()
+        for a, value in zip(e.inputs, e.example, strict=True):
+            if a.kind == "int":  # as a size says, or a constant of the kernels
+                of = (f"z_{s.symbol}" for s in e.sizes if a.shown in s.dims)
+                told = next(of, _long_int(value))
+                yield f"if ({a.name} != {told}) return {upper}_BAD_SIZE;"
         for a in (*given(e), *e.outputs):
             if a.kind == "tensor":
                 empty = f"({c_index(product(a.shape))}) == 0"
@@ -225,6 +232,9 @@ class Library:
             yield f"if ({'!' if holds else ''}({c_index(index)} >= 0)) {bad}"
         for left, right in e.equal:
             yield f"if ({c_index(left)} != {c_index(right)}) {bad}"
+        apart = [s.symbol for s in e.sizes if s.symbol.startswith("s")]
+        for left, right in itertools.combinations(apart, 2):
+            yield f"if (z_{left} == z_{right}) {bad}"
 
 
 def given(e: Entry) -> list[Argument]:
@@ -237,6 +247,10 @@ def _parameter(a: Argument, *, is_input: bool) -> str:
         return f"{'int64_t' if a.kind == 'int' else 'double'} {a.name}"
     assert a.dtype is not None
     return f"{'const ' if is_input else ''}{CTYPES[a.dtype.name]} *{a.name}"
+
+
+def _long_int(value: int) -> str:
+    return f"({value + 1}LL - 1)"  # the least int64 has no literal
 
 
 def _told(a: Argument) -> str:
