@@ -362,5 +362,5 @@ TABLE: Final[dict[str, Row]] = {
     "is_autocast_enabled": _call(cast("Any", torch.is_autocast_enabled)),
     "is_scripting": lambda c, call, args, keywords: c.const(True),
     "set_grad_enabled": _asked(torch.set_grad_enabled, t.NONE),
-    "manual_seed": _call(cast("Any", torch.manual_seed)),
+    "manual_seed": _asked(cast("Any", torch.manual_seed), t.NONE),
 }
