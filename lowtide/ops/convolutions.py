@@ -12,14 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from lowtide.ir import dtypes
 from lowtide.ops.contractions import contract
 from lowtide.ops.joins import lower_pad
-from lowtide.ops.library import SMALL, constants, is_none, require_plain, require_wide_floats
+from lowtide.ops.library import (
+    LIBRARY,
+    SMALL,
+    constants,
+    is_none,
+    require_none,
+    require_plain,
+    require_wide_floats,
+)
 from lowtide.ops.operands import Size, Term
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, product
-from lowtide.texpr.index_ranges import floordiv
+from lowtide.texpr.index_ranges import floordiv, mod
 
 FEW: Final = 1 << 19  # multiplications: 20 to 60 us of a kernel, or of a call of the library
 _WHAT: Final = "a convolution with strides, borders or dilations"
@@ -141,3 +151,103 @@ for _dims in (1, 2, 3):
         f"torch.conv{_dims}d",
         kind=SMALL,
     )(_lower(_dims))
+
+
+# ---- transposed -------------------------------------------------------------------------------
+
+
+def _transposed(dims: int) -> Callable[..., Val]:
+    def lower(
+        b: Builder,
+        x: Val,
+        weight: Val,
+        bias: Val | None,
+        stride: Any,
+        padding: Any,
+        output_padding: Any,
+        groups: Any,
+        dilation: Any,
+    ) -> Val:
+        """The sum of what all windows that reach a place bring there."""
+        require_none(b)
+        require_wide_floats(x, weight, bias)
+        if x.ndim not in (dims + 1, dims + 2) or weight.ndim != dims + 2:
+            raise b.error("a convolution of other dimensions")
+        batch, channels, sizes = x.shape[: -dims - 1], x.shape[-dims - 1], x.shape[-dims:]
+        many, each, *kernel = weight.shape
+        b.require_equal(channels, many, "a convolution of other channels")
+        parts = b.static_int(groups)
+        if not all(b.at_least(n, 1) for n in (*x.shape, *weight.shape)) or parts < 1:
+            raise Unsupported("a convolution of nothing")
+        if not b.divides(parts, channels):
+            raise b.error("a convolution whose groups do not divide its channels")
+        within = floordiv(as_index(channels), parts)
+        outer = as_index(each) * parts
+        if bias is not None:
+            if bias.ndim != 1:
+                raise b.error("a bias that is not a vector")
+            b.require_equal(bias.shape[0], outer, "a bias of other channels")
+        steps = constants(b, stride, dims, 1, _WHAT)
+        borders = constants(b, padding, dims, 0, _WHAT)
+        more = constants(b, output_padding, dims, 0, _WHAT)
+        holes = constants(b, dilation, dims, 1, _WHAT)
+        counts: list[Size] = []
+        for n, k, s, p, extra, d in zip(sizes, kernel, steps, borders, more, holes, strict=True):
+            if extra >= max(s, d):
+                raise b.error("more output padding than a stride")
+            count = (as_index(n) - 1) * s + (d * (b.static_int(k) - 1) + 1 + extra - 2 * p)
+            if not b.at_least(count, 1):
+                raise Unsupported("a convolution that leaves nothing")
+            counts.append(count if count.const is None else count.const)
+        summed = [within, *kernel]
+        axes = [j for j, n in enumerate(summed) if as_index(n).const != 1]
+
+        def body(idx: tuple[Index, ...]) -> Expr:
+            o, at = idx[len(batch)], idx[len(batch) + 1 :]
+
+            def term(k: tuple[Index, ...]) -> Expr:
+                places = dict(zip(axes, k, strict=True))
+                c, *window = [places.get(j, as_index(0)) for j in range(len(summed))]
+                own = o
+                if parts > 1:
+                    c, own = c + floordiv(o, each) * within, mod(o, each)
+                read: list[Index] = []
+                reached: Expr | None = None
+                for i, w, n, s, p, d in zip(at, window, sizes, steps, borders, holes, strict=True):
+                    test, place = _reaches(b, i + p - w * d, n, s)
+                    read.append(place)
+                    reached = test if reached is None else b.apply("and", reached, test)
+                value = b.load(x, [*idx[: len(batch)], c, *read])
+                product_ = b.apply("mul", value, b.load(weight, [c, own, *window]))
+                assert reached is not None
+                return b.select(reached, product_, b.const(0, x.dtype))
+
+            total = Term(b, b.reduce("sum", [summed[j] for j in axes], term))
+            return (total if bias is None else total + Term(b, b.load(bias, [o]))).expr
+
+        return b.tensor([*batch, outer, *counts], x.dtype, body)
+
+    return lower
+
+
+def _reaches(b: Builder, place: Index, size: Size, stride: int) -> tuple[Expr, Index]:
+    """Whether an input lies there, inputs being `stride` apart, and which one."""
+    i64 = dtypes.i64
+    row = floordiv(place, stride)
+    test = b.apply("ge", b.at(row), b.const(0, i64))
+    test = b.apply("and", test, b.apply("lt", b.at(row), b.at(size)))
+    if stride > 1:
+        exact = b.apply("eq", b.at(mod(place, stride)), b.const(0, i64))
+        test = b.apply("and", test, exact)
+    return test, b.clamp(row, size)
+
+
+for _dims in (1, 2, 3):
+    op(
+        f"conv_transpose{_dims}d",
+        "(input: Tensor, weight: Tensor, bias: Tensor? = None, stride: int[] = 1,"
+        " padding: int[] = 0, output_padding: int[] = 0, groups: int = 1,"
+        " dilation: int[] = 1) -> Tensor",
+        f"torch.conv_transpose{_dims}d",
+        kind=LIBRARY,
+    )(_transposed(_dims))

@@ -56,6 +56,11 @@ SAMPLES: dict[str, Sequence[Any]] = {
         f"{name}_pool3d": (X.view(1, 4, 2, 2), 2)
         for name in ("avg", "max", "adaptive_avg", "adaptive_max")
     },
+    "conv_transpose1d": (X[None], X[..., None]),
+    "conv_transpose2d": (X[None, :, :, None], X[..., None, None]),
+    "conv_transpose3d": (X[None, :, :, None, None], X[..., None, None, None]),
+    "interpolate": (X[None], 3),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), (X[:, :, None].expand(4, 4, 2), 2)),
     "conv1d": (X[None], X[..., None]),
     "conv2d": (X[None, :, :, None], X[..., None, None]),
     "conv3d": (X[None, :, :, None, None], X[..., None, None, None]),

@@ -99,6 +99,42 @@ def test_dropout_is_left_to_pytorch() -> None:
     check("multi_head_attention", QUERY, KEYS, KEYS, E, 2, *training, left=True)
 
 
+RESAMPLED: list[tuple[Any, ...]] = [
+    ("conv_transpose1d", floats(2, 6, 9), floats(6, 4, 3)),
+    ("conv_transpose1d", floats(6, 9), floats(6, 2, 3), floats(6), 3, 2, 1, 3, 2),
+    ("conv_transpose2d", floats(2, 6, 7, 5), floats(6, 3, 2, 2), floats(3), 2),
+    ("conv_transpose2d", with_nan(floats(1, 2, 7, 5)), floats(2, 3, 3, 1), None, [2, 1], [1, 0]),
+    ("conv_transpose2d", floats(1, 6, 5, 5), floats(6, 1, 3, 3), None, 2, 1, 1, 6),
+    ("conv_transpose2d", floats(1, 6, 5, 5), floats(5, 1, 3, 3)),
+    ("conv_transpose2d", floats(1, 2, 5, 5), floats(2, 1, 3, 3), None, 1, 0, 1),
+    ("conv_transpose3d", floats(1, 2, 3, 4, 5), floats(2, 3, 2, 1, 3), floats(3), 2, 0, [1, 0, 1]),
+    ("interpolate", floats(2, 3, 7), None, 2.0), ("interpolate", floats(2, 3, 7, 5), None, 3.0),
+    ("interpolate", floats(2, 3, 7, 5), [4, 9]), ("interpolate", floats(2, 3, 7, 5), None, 1.5),
+    ("interpolate", floats(2, 3, 7, 5), None, [0.5, 2.0]),
+    ("interpolate", floats(1, 2, 3, 4, 5), 6),
+    ("interpolate", floats(2, 3, 7), None, 2.0, "linear"),
+    ("interpolate", floats(2, 3, 7, 5), None, 2.0, "bilinear"),
+    ("interpolate", floats(2, 3, 7, 5), None, 2.0, "bilinear", True),
+    ("interpolate", floats(2, 3, 7, 5), [3, 11], None, "bilinear", False),
+    ("interpolate", floats(2, 3, 7, 5), [1, 5], None, "bilinear", True),
+    ("interpolate", floats(2, 3, 7, 5), None, 1.3, "bilinear", False, True),
+    ("interpolate", floats(1, 2, 3, 4, 5), None, 2.0, "trilinear"),
+    ("interpolate", floats(2, 3, 7, 5), None, None), ("interpolate", floats(2, 3, 7), 0),
+    ("pixel_shuffle", floats(2, 12, 7, 5), 2), ("pixel_shuffle", floats(2, 10, 7, 5), 2),
+    ("pixel_unshuffle", floats(2, 3, 6, 9), 3), ("pixel_unshuffle", floats(2, 3, 6, 8), 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RESAMPLED, ids=title)
+def test_resampling(case: tuple[Any, ...]) -> None:
+    check(*case, rtol=1e-5, atol=1e-5)
+
+
+def test_resampling_that_is_left_to_pytorch() -> None:
+    check("interpolate", floats(2, 3, 7, 5), None, 2.0, "bicubic", left=True)
+    check("conv_transpose1d", floats(2, 6, 1), floats(6, 4, 2), None, 1, 1, left=True)
+
+
 def layers(gates: int, inputs: int, size: int, count: int, ways: int, biases: bool) -> list[Any]:
     found: list[Any] = []
     for k in range(count * ways):

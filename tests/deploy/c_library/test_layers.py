@@ -46,9 +46,21 @@ def images() -> nn.Module:
     )
 
 
+class Rescaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.shuffle = nn.ConvTranspose2d(4, 3, 4, 2, 1), nn.PixelShuffle(2)
+        self.nearest = nn.Upsample(scale_factor=2.0)
+        self.linear = nn.Upsample(scale_factor=2.0, mode="bilinear")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(x) + self.shuffle(x) + (self.nearest(x) * self.linear(x)).sum(1, True)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "encoder": (Encoder, (torch.rand(2, 40, 16), torch.arange(40).expand(2, 40) > 30)),
     "tagger": (Tagger, (torch.rand(2, 40, 6),)),
+    "rescaled": (Rescaled, (torch.rand(1, 4, 40, 6),)),
     "images": (images, (torch.rand(2, 3, 24, 24),)),
 }
 
