@@ -20,11 +20,12 @@ import torch
 
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
+from lowtide.codegen.host.c_driver import NotPrinted
 from lowtide.deploy.c_library.gather import Entry, gathered
 from lowtide.deploy.c_library.self_test import self_test
 from lowtide.deploy.c_library.source import Library
 from lowtide.deploy.c_library.weights import Table
-from lowtide.errors import BackendError, CompileError
+from lowtide.errors import UNKNOWN_LOC, BackendError, CompileError, ExportError
 from lowtide.runtime import toolchain
 
 _CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C
@@ -136,11 +137,15 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
 
 def _write(folder: Path, library: Library) -> Export:
     n = library.name
+    try:
+        source = library.source()
+    except NotPrinted as why:
+        raise ExportError([(UNKNOWN_LOC, f"it needs {why}, for which there is no C yet")]) from why
     expected = [_results(e) for e in library.entries]
     test, recorded = self_test(library, expected)
     files: dict[str, str | bytes] = {
         f"{n}.h": library.header(),
-        f"{n}.c": library.source(),
+        f"{n}.c": source,
         f"{n}_selftest.c": test,
         f"{n}_selftest.bin": recorded,
         "CMakeLists.txt": _cmake(n),
