@@ -118,3 +118,14 @@ def test_windows_of_one_place(x: Any, w: Any, padding: list[int], groups: int) -
     found, wanted = lt.script(two_strides)(*given), two_strides(*given)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     assert found.stride() == wanted.stride()
+
+
+def of_one_int(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x * 2, w, None, 1, 1).relu()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_captured_convolution_takes_ints_for_lists() -> None:
+    x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
+    found = lt.compile(of_one_int)(x, w)
+    torch.testing.assert_close(found, of_one_int(x, w), rtol=1e-5, atol=1e-5)

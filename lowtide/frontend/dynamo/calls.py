@@ -31,6 +31,7 @@ from lowtide.ir.core import Value
 from lowtide.ir.interpret import callable_of
 from lowtide.ir.types import ListType, TupleType, Type
 from lowtide.ops.binding import bind, emit, records_of
+from lowtide.ops.library import is_left
 from lowtide.torch_private.autograd import set_grad_enabled
 
 Result = Value | tuple[Value, ...]
@@ -104,7 +105,7 @@ def torch_call(known: Known, source: str, call: Call) -> Result:
         op = builder.emit("mutate", operands, [call.result], target=source, kwnames=kwnames)
         return op.result
     bound = None if writing else bind(records_of(source), values, named)
-    if bound is not None and bound.record.name != "getitem":
+    if bound is not None and bound.record.name != "getitem" and not is_left(bound.record):
         results = tuple(emit(builder, bound))
     else:
         types = _spread(call.result)
