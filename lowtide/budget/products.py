@@ -74,7 +74,8 @@ def _lists(rows: list[tuple[float, int, Value]], total: int) -> list[Choice]:
 
 
 def _is_left_to_pytorch(outer: Outer, op: Op) -> bool:
-    is_whole = is_torch(op) and len(op.results) == 1 and not op.blocks and bool(static_reason(op))
+    is_left = op.name == "call_torch" or bool(static_reason(op))  # of little work, too
+    is_whole = is_torch(op) and len(op.results) == 1 and not op.blocks and is_left
     # Values that depend on data are not known.
     return is_whole and all(v in outer.known for v in (*op.operands, *op.results))
 

@@ -41,12 +41,14 @@ class Cutter:
         self._candidates: dict[tuple[int, int], Candidate | None] = {}
         self.ends: list[int] = []  # possible ends of segments
         self.inside: set[int] = set()  # positions inside sections that run in chunks
+        self.lasts: set[int] = set()  # the last op of each
 
     def beside(self, chunks: Mapping[Candidate, int]) -> float:
         """Set the sections that run in chunks: no segment begins or ends inside them. Returns the
         bytes of all values."""
         starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
         self.inside = set(starts)
+        self.lasts = {c.stop - 1 for c in chunks}
         self.made_bytes = list(self.built_bytes)
         for c, count in chunks.items():
             made = sum(self.made_bytes[c.start : c.stop])
@@ -76,7 +78,7 @@ class Cutter:
         made = self.made_bytes[start:stop]
         while made and not made[-1]:
             made.pop()
-        return sum(made[:-1]) if start + len(made) - 1 in self.inside else sum(made)
+        return sum(made[:-1]) if start + len(made) - 1 in self.lasts else sum(made)
 
     @functools.cached_property
     def _ends(self) -> list[int]:

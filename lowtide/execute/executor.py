@@ -135,6 +135,7 @@ class Executor(ABC):
     def runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         """Return a function that runs a block on the values of its arguments."""
         inner = plan.inner(block)
+        inner.is_again = True
         return lambda given: self.block(inner, dict(zip(block.args, given, strict=True)))
 
     def leaving(self, plan: BlockPlan, block: Block, env: Env) -> Callable[..., object]:

@@ -90,7 +90,8 @@ class Region:
     `live_at[k]`: values that ops from k on use. `statistics`: what norms in training may
     write. `lent`: values that the caller may write. `returned`: values that may alias a result.
     `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
-    `is_repeated`: it runs in a loop of the driver. `eager_entries`: see `eager_entry`."""
+    `is_repeated`: it runs in a loop of the driver; `is_again`: see `Builder`. `eager_entries`: see
+    `eager_entry`."""
 
     block: Block
     start: int
@@ -113,6 +114,7 @@ class Region:
     small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
     tiles: Tiles = "usual"
     is_repeated: bool = False
+    is_again: bool = False
     eager_entries: dict[tuple[int, ...], Entry] = field(
         default_factory=dict[tuple[int, ...], Entry]
     )
@@ -349,7 +351,9 @@ class Region:
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
     def _binding(self, values: Sequence[Any], device: torch.device) -> Binding:
-        return Binding(values, self.levels, self.keys.floats, device, self.alike)
+        made = Binding(values, self.levels, self.keys.floats, device, self.alike)
+        made.is_again = self.is_again
+        return made
 
     def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """Return a specialisation, a split, or None after the levels have been raised."""

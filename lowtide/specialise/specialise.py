@@ -172,6 +172,7 @@ class _Specialiser:
         self.layers = layers
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
+        self.b.is_again = binding.is_again
         self.assumed = dict(assumed)
         self.new_guards: dict[Index, bool] = {}  # guards that are new in `assumed`
         self.b.ask, self.b.answers = self.answer, self.assumed
@@ -325,7 +326,8 @@ class _Specialiser:
         if x and y:
             raise NeedAlike((x.name, y.name))
         is_captured = number is not None and (x or y or number > SMALL)  # `n - 1` may be 1
-        if names and is_captured and not names & self.free:
+        is_linear = all(len(atoms) < 2 for atoms, _ in apart.terms)  # not all elements of a tensor
+        if names and is_captured and is_linear and not names & self.free:
             raise NeedConst(names)
 
     def truth(self, x: Abs) -> Abs | None:

@@ -74,7 +74,8 @@ def lowered(
     `kind`: what autodiff and views take the op for, which may differ from `record.kind`."""
     if record.lower is None:
         raise Stop("is not lowered")
-    if record.name in ONLY_IN_LOOPS and host.activity.records and not host.activity.in_loop:
+    may_record = host.activity.records or host.b.is_again
+    if record.name in ONLY_IN_LOOPS and may_record and not host.activity.in_loop:
         raise Stop("is PyTorch's own, outside of a recurrence")
     given = list(zip(record.params[len(leading) :], operands, strict=False))
     if any("Tensor" in p.types and not p.optional and x.value is None for p, x in given):

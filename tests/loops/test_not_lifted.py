@@ -289,9 +289,9 @@ def test_places_that_are_counted_are_in_no_key() -> None:
     missed: list[str] = []
     find = Region._miss
 
-    def miss(self: Region, values: Any, key: Any) -> Any:
+    def miss(self: Region, values: Any) -> Any:
         missed.append(self.name)
-        return find(self, values, key)
+        return find(self, values)
 
     f, x = lt.script(meeting), torch.rand(60, 5)
     with pytest.MonkeyPatch.context() as patch:

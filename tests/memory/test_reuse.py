@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
+from lowtide.ops import convolutions
 from lowtide.runtime import arena, ownership
 from tests.memory.chains import SHAPE, source
 from tests.written import function_of
@@ -36,6 +37,7 @@ def reused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return over(x, shape)
 
     monkeypatch.setattr(ownership, "over", counted)
+    monkeypatch.setattr(convolutions, "FEW", 0)  # all are PyTorch's
     monkeypatch.setattr(ownership, "LEAST_BYTES", 0)
     return found
 
