@@ -138,11 +138,16 @@ def builtin_names() -> str:
 
 def other_names() -> str:
     """Functions of other modules that compiled code may call."""
-    return _code(sorted({spelt(b) for b in BUILTINS if not _is_builtin(b)}))
+    return _code(sorted({spelt(b) for b in BUILTINS if not _is_builtin(b) and not _is_inner(b)}))
 
 
 def _is_builtin(obj: object) -> bool:
     return getattr(builtins, getattr(obj, "__name__", ""), None) is obj
+
+
+def _is_inner(obj: object) -> bool:
+    """Whether users cannot name it: it stands for what the code of an old archive calls."""
+    return str(getattr(obj, "__module__", "")).startswith("lowtide.frontend.torchscript.")
 
 
 _METHODS: dict[str, tuple[t.Type, type]] = {
