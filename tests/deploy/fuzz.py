@@ -18,7 +18,7 @@ import re
 import time
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,9 @@ VALUES: list[Any] = [
     *([[]], [1, 2], {"tensor": 0}, {"object": 0}, {"literal": "torch.load"}, {"tuple": [{}]}),
     *({"enum": "Small", "member": "x"}, {"named": "Linear", "items": []}, "Linear", "record"),
 ]
+
+
+Mutation = Callable[[bytes, random.Random], bytes]
 
 
 def flipped(data: bytes, rng: random.Random) -> bytes:
@@ -163,7 +166,7 @@ def _entries(data: bytes, rng: random.Random) -> bytes:
     return packed(parts)
 
 
-def _repacked(change: Callable[[bytes, random.Random], bytes]) -> Any:
+def _repacked(change: Mutation) -> Any:
     def inner(data: bytes, rng: random.Random) -> bytes:
         parts = parts_of(data)
         name = rng.choice(list(parts))
@@ -173,7 +176,7 @@ def _repacked(change: Callable[[bytes, random.Random], bytes]) -> Any:
     return inner
 
 
-MUTATIONS: list[Callable[[bytes, random.Random], bytes]] = [
+MUTATIONS: list[Mutation] = [
     *(flipped, cut, _json, _json, _json, _text, _text, _text, _state, _entries),
     *(_repacked(flipped), _repacked(cut)),
 ]
@@ -231,11 +234,11 @@ def seeds() -> list[bytes]:
     return found
 
 
-def damaged(data: bytes, rng: random.Random) -> bytes:
+def damaged(data: bytes, rng: random.Random, mutations: Sequence[Mutation] = MUTATIONS) -> bytes:
     """The file after one to three mutations."""
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         with contextlib.suppress(Exception):  # it may no longer be a zip
-            data = rng.choice(MUTATIONS)(data, rng) or b""
+            data = rng.choice(mutations)(data, rng) or b""
     return data
 
 

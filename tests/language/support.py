@@ -191,23 +191,23 @@ def _instance(p: Program) -> Any:
     return p.obj()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 def _backward(target: Any, result: Any, call: Call) -> list[torch.Tensor | None]:
-    total = sum(t.sum() for t in _tensors(result) if t.requires_grad)
+    total = sum(t.sum() for t in tensors_of(result) if t.requires_grad)
     if not isinstance(total, torch.Tensor):
         raise Mismatch("no result takes part in autograd")
     total.backward()
-    leaves = [t for t in _tensors([call.args, call.kwargs]) if t.is_leaf and t.requires_grad]
+    leaves = [t for t in tensors_of([call.args, call.kwargs]) if t.is_leaf and t.requires_grad]
     leaves += list(target.parameters()) if isinstance(target, nn.Module) else []
     return [leaf.grad for leaf in leaves]
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import lowtide as lt
-from tests.language.support import Call
+from tests.language.support import Call, tensors_of
 
 RTOL, ATOL = 1e-5, 1e-6
 COARSE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -111,7 +111,7 @@ def run(target: Any, case: Case) -> Run:
 
 def _call(function: Any, one: Call, target: Any, done: Run, case: Case) -> None:
     result, raised, grads = None, None, []
-    given = list(_tensors([one.args, one.kwargs]))
+    given = list(tensors_of([one.args, one.kwargs]))
     try:
         result = function(*one.args, **one.kwargs)
         if case.grad:
@@ -164,24 +164,13 @@ def _raised_alike(a: tuple[str, str] | None, b: tuple[str, str] | None) -> bool:
     return a == b or (a[0] == "RuntimeError" and b[0] in _OF_PYTHON)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
 def _grads(result: Any, one: Call, target: Any) -> list[Any]:
-    wanted = [t for t in _tensors(result) if t.requires_grad]
+    wanted = [t for t in tensors_of(result) if t.requires_grad]
     if not wanted:
         return []
     total = sum((t.abs() if t.is_complex() else t).double().sum() for t in wanted)
     total.backward()
-    leaves = [t for t in _tensors([one.args, one.kwargs]) if t.is_leaf and t.requires_grad]
+    leaves = [t for t in tensors_of([one.args, one.kwargs]) if t.is_leaf and t.requires_grad]
     if isinstance(target, torch.nn.Module):
         leaves += list(target.parameters())
     return [leaf.grad for leaf in leaves]
@@ -205,7 +194,7 @@ def compare(a: Run, b: Run, values: bool = True) -> None:
 
 def _largest(grads: Any) -> float:
     """Return the largest gradient: those of sums that vanish are as exact as others."""
-    sizes = [float(g.abs().max()) for g in _tensors(grads) if g.numel() and not g.is_sparse]
+    sizes = [float(g.abs().max()) for g in tensors_of(grads) if g.numel() and not g.is_sparse]
     return max((s for s in sizes if math.isfinite(s)), default=1.0)
 
 

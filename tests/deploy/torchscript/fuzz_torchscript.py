@@ -9,7 +9,6 @@ there is one; its file is kept in the folder `--keep`.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import pickletools
 import random
@@ -18,7 +17,6 @@ import resource
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ import lowtide as lt
 from lowtide.deploy.torchscript import debug
 from lowtide.deploy.torchscript.pickles import Instance
 from tests.deploy.forge import packed, parts_of
-from tests.deploy.fuzz import cut, flipped
+from tests.deploy.fuzz import Mutation, cut, damaged, flipped
 from tests.deploy.torchscript.archives import (
     Constant,
     Everything,
@@ -62,7 +60,7 @@ def seeds() -> list[bytes]:
         ]
 
 
-def _any_part(change: Callable[[bytes, random.Random], bytes], ending: str = "") -> Any:
+def _any_part(change: Mutation, ending: str = "") -> Any:
     """Change one record; the checksums of the new file are right."""
 
     def inner(data: bytes, rng: random.Random) -> bytes:
@@ -124,20 +122,12 @@ def _entries(data: bytes, rng: random.Random) -> bytes:
     return packed(parts)
 
 
-MUTATIONS: list[Callable[[bytes, random.Random], bytes]] = [
+MUTATIONS: list[Mutation] = [
     *(flipped, cut, _entries, _any_part(flipped), _any_part(cut)),
     *([_any_part(_opcodes, "data.pkl")] * 4),
     *([_any_part(_sizes, "data.pkl")] * 2),
     *(_any_part(_opcodes, "_pkl"), _any_part(flipped, "_pkl"), _any_part(flipped, "data.pkl")),
 ]
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """The file after one to three mutations."""
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        with contextlib.suppress(Exception):  # it may no longer be a zip
-            data = rng.choice(MUTATIONS)(data, rng) or b""
-    return data
 
 
 def fault(data: bytes) -> str:
@@ -190,7 +180,7 @@ def run(count: int, seed: int) -> dict[str, bytes]:
     files, found = seeds(), dict[str, bytes]()
     tracemalloc.start()
     for _ in range(count):
-        data = damaged(rng.choice(files), rng)
+        data = damaged(rng.choice(files), rng, MUTATIONS)
         tracemalloc.reset_peak()
         why = fault(data)
         if tracemalloc.get_traced_memory()[1] > MEMORY_BYTES:
