@@ -9,12 +9,22 @@ divides by what lies within.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lowtide.ops.joins import lower_pad
-from lowtide.ops.library import LIBRARY, constants, require_none, require_wide_floats
+from lowtide.ops.library import (
+    LIBRARY,
+    SMALL,
+    constants,
+    require_none,
+    require_plain,
+    require_wide_floats,
+)
 from lowtide.ops.operands import INF, Size, Term, is_list
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
@@ -22,6 +32,7 @@ from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index, product
 from lowtide.texpr.index_ranges import floordiv
 
+_WRITTEN = 25  # elements of a window that are written out: vectors then lie along the windows
 _WHAT = "pooling with windows, strides or borders"
 
 
@@ -55,7 +66,7 @@ def _windows(
     dilation: Any,
     ceil_mode: Any,
 ) -> list[_Window]:
-    require_none(b)
+    require_plain(b)
     require_wide_floats(x)
     if x.ndim not in (dims + 1, dims + 2):
         raise b.error("pooling of other dimensions")
@@ -107,8 +118,13 @@ def _pooled(
             rows = zip(at, axes, windows, strict=True)
             return b.load(x, [*idx[:-dims], *(i * w.stride + k * w.dilation for i, k, w in rows)])
 
-        total = b.reduce(fn, [w.width for w in windows], inner)
-        return finish(Term(b, total), at).expr
+        if math.prod(w.width for w in windows) > _WRITTEN:
+            return finish(Term(b, b.reduce(fn, [w.width for w in windows], inner)), at).expr
+        within = itertools.product(*(map(as_index, range(w.width)) for w in windows))
+        join = "maximum" if fn == "max" else "add"
+        return finish(
+            Term(b, functools.reduce(functools.partial(b.apply, join), map(inner, within))), at
+        ).expr
 
     return b.tensor([*x.shape[:-dims], *(w.count for w in windows)], x.dtype, body)
 
@@ -188,7 +204,7 @@ for _dims in (1, 2, 3):
         "(input: Tensor, kernel_size: any, stride: any = None, padding: any = 0,"
         " dilation: any = 1, ceil_mode: bool = False, return_indices: any = False) -> Tensor",
         f"F.max_pool{_dims}d torch.max_pool{_dims}d",
-        kind=LIBRARY,
+        kind=SMALL,
     )(_max(_dims))
     _divisor = "" if _dims == 1 else ", divisor_override: any = None"
     op(
@@ -196,7 +212,7 @@ for _dims in (1, 2, 3):
         "(input: Tensor, kernel_size: any, stride: any = None, padding: any = 0,"
         f" ceil_mode: bool = False, count_include_pad: bool = True{_divisor}) -> Tensor",
         "F.avg_pool1d torch.avg_pool1d" if _dims == 1 else f"F.avg_pool{_dims}d",
-        kind=LIBRARY,
+        kind=SMALL,
     )(_average(_dims))
 
 

@@ -255,7 +255,22 @@ def reads_a_list_that_it_replaces(xs: list[int]):
     return last, kept, total
 
 
+def indexed_by_what_tolist_gave(x: torch.Tensor, y: torch.Tensor):
+    b, total = x.tolist(), 0.0
+    for i in y.tolist():
+        if b[i][0] > 0:
+            total += b[i][1]
+        else:
+            b[i][0] = total
+            b[i] += [1.0]
+    return total, b
+
+
 PROGRAMS = [
+    (
+        indexed_by_what_tolist_gave,
+        [(torch.tensor([[1.0, 2.0], [-3.0, 4.0]]), torch.tensor(v)) for v in ([0, 1, 0], [], [1])],
+    ),
     (reads_a_list_that_it_replaces, [([3],), ([5, 4],), ([],)]),
     (shifts, [(0,), (1,), (50,)]),
     (crc, [([],), ([1, 255, 7],)]),

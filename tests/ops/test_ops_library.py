@@ -182,7 +182,12 @@ def test_running(name: str, operands: tuple[Any, ...]) -> None:
 
 def test_with_a_library_it_does_them() -> None:
     with config.override(kernels_only=False):
-        check(*POOLS[0], left=True)
         check("multi_head_attention", QUERY, KEYS, KEYS, E, 2, *PACKED, left=True)
-    assert all(r.kind == LIBRARY for r in lookup("F.max_pool2d"))
+    assert all(r.kind == LIBRARY for r in lookup("F.interpolate"))
     assert len(ops_of_kind(LIBRARY)) > 12
+
+
+@pytest.mark.parametrize("case", POOLS[:6], ids=title)
+def test_pools_are_kernels_beside_a_library_too(case: tuple[Any, ...]) -> None:
+    with config.override(kernels_only=False):
+        check(*case)

@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Op, Value
-from lowtide.ir.interpret import UNBOUND, run_op
+from lowtide.ir.interpret import UNBOUND, callable_of, run_op
 from lowtide.ir.named_results import build
 from lowtide.ir.python_text import FORMS, INFIX, PREFIX
 
@@ -43,6 +43,13 @@ GIVES_BOOL: Final = {
     *("py.contains", "py.bool"),
 }  # fmt: skip
 NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
+
+
+def set_item(x: Any, *operands: Any) -> Any:
+    """Set an item, or a slice of three ends, to the last operand; return the container."""
+    *index, value = operands
+    x[index[0] if len(index) == 1 else slice(*index)] = value
+    return x
 
 
 def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
@@ -288,6 +295,9 @@ class Expressions:
         if op.name == "torch.getitem":
             is_slice = op.attrs["spec"][0] == "slice"  # type: ignore[index]
             return f"{texts[0]}[{':'.join(texts[1:]) if is_slice else texts[1]}]"
+        if op.name == "mutate":
+            changes = set_item if "spec" in op.attrs else callable_of(str(op.attrs["target"]))
+            return f"{self.callee(changes)}({', '.join(texts)})"
         if op.name == "py.bool" and self.is_bool(op.operands[0]):
             return texts[0]
         maker = self.uses.maker.get(op.operands[0]) if op.operands else None

@@ -31,6 +31,8 @@ from lowtide.ir.interpret import Env, located
 _FILE: Final = "<lowtide python part>"
 _MOST_LOOPS, _MOST_BLOCKS = 18, 40  # nested: CPython compiles at most 20, and 100 indentations
 
+# The kinds of an index of plain values: "tensor" is that of an index of no known type.
+_ITEMS: Final = ("int", "bool", "tensor", "slice")
 _OTHERS: Final = {
     *("const", "undef", "cast", "use", "unpack", "tuple.make", "tuple.get", "list.make"),
     *("dict.make", "set.make", "py.format", *CALLED_BACK),
@@ -132,10 +134,11 @@ def _is_printable(op: Op, plain: Collection[Value]) -> bool:
 
 
 def _is_spelled(op: Op) -> bool:
-    if op.name == "torch.getitem":
-        spec = cast("Sequence[str]", op.attrs["spec"])
-        plain = op.attrs.keys().isdisjoint(("rows", "unbound"))
-        return plain and len(spec) == 1 and spec[0] in ("int", "slice")
+    if op.name in ("torch.getitem", "mutate"):
+        spec = cast("Sequence[str]", op.attrs.get("spec", ()))
+        plain = op.attrs.keys().isdisjoint(("rows", "unbound")) and not op.attrs.get("kwnames")
+        is_augmented = str(op.attrs.get("target", "")).startswith("operator.i")  # `xs += ys`
+        return plain and (is_augmented or (len(spec) == 1 and spec[0] in _ITEMS))
     family = op.name.partition(".")[0]
     return opdefs.find(op.name) is not None and family != "future"
 
