@@ -136,13 +136,15 @@ def nonnegative(index: Index) -> bool:
         if isinstance(atom, Axis | Mod | Clamp) and not _is_inside(atom, index):
             return _without(index, atom)
     for atom in index.atoms():
-        if isinstance(atom, FloorDiv) and (top := _most_of_division(atom)) is not None:
+        if not isinstance(atom, FloorDiv) or _is_inside(atom, index):
+            continue
+        if (top := _most_of_division(atom)) is not None:
             if any(m.count(atom) > 1 for m, _ in index.terms):
                 return False
             ends = (substitute(index, {atom: as_index(end)}) for end in (0, top))
             if all(nonnegative(i) for i in ends):
                 return True
-        if isinstance(atom, FloorDiv) and (least := _least_with_division(index, atom)) is not None:
+        if (least := _least_with_division(index, atom)) is not None:
             return nonnegative(least)
     for atom in index.atoms():
         if isinstance(atom, Axis) and (step := way(index, atom)):

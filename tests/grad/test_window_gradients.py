@@ -97,3 +97,14 @@ def test_windows_differentiate_twice_through_eager() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(g.pow(2).sum(), w), torch.autograd.grad(e.pow(2).sum(), w)
     )
+
+
+def of_patches(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    patches = x.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 2, 4, 3, 5).flatten(-2)
+    return patches.max(-1)[0] + patches.sum(-1)
+
+
+def test_patches_of_sizes_that_vary() -> None:
+    for height, width in ((64, 96), (40, 34)):
+        same(of_patches, randn(2, 3, height, width))

@@ -206,3 +206,11 @@ def test_an_axis_within_a_remainder_is_not_linear() -> None:
     assert nonnegative(floordiv(as_index(Size("n", 33)) + 1, 2) - 17)
     assert not nonnegative(floordiv(as_index(Size("n", 33)) + 1, 2) - 18)
     assert not nonnegative(2 * floordiv(r, 2) - r)
+
+
+def test_a_division_within_a_division_is_not_linear() -> None:
+    """A size of rows // 2 also divides the element's index: it is never replaced by 0."""
+    n = floordiv(as_index(Size("n", 33)), 2)
+    k = axis("k", as_index(Size("m", 33)))
+    assert not nonnegative(n - 1 - floordiv(k, n))
+    assert nonnegative(floordiv(k, n) + n)
