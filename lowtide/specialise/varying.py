@@ -150,6 +150,7 @@ def _both_or_either(cond: Expr, yes: Expr, no: Expr) -> Expr:
 
 _FLOATS: Final = {
     "py.add": "add", "py.sub": "sub", "py.mul": "mul", "py.truediv": "div", "py.neg": "neg",
+    "torchscript.truediv": "div",
 }  # fmt: skip
 
 

@@ -49,7 +49,11 @@ class Items:
 @expression(ast.Subscript)
 def compile_subscript(c: Context, node: ast.Subscript) -> Node:
     """`base[items]`."""
-    base = c.expr(node.value)
+    return item_of(c, node, c.expr(node.value))
+
+
+def item_of(c: Context, node: ast.Subscript, base: Node) -> Node:
+    """`base[items]` of a compiled base."""
     c.check_no_iterator(base, node.value)
     if view_of(c, base) is not None:
         raise c.error(node, "a view of a dict has no items", f"list({ast.unparse(node.value)})")

@@ -34,14 +34,17 @@ from lowtide.frontend.torchscript.language import SPECIAL, around, rewritten
 
 MODULE: Final = "lowtide.loaded"  # the `__module__` of all that is made
 _OUTER: Final[dict[str, object]] = {
-    **{f.__name__: f for f in (print, range, int, float, bool, str, complex, getattr, setattr)},
+    **{f.__name__: f for f in (range, int, float, bool, complex, getattr, setattr)},
     **{f.__name__: f for f in (len, isinstance, list, tuple, dict, sorted)},
+    "print": operators.printed,
+    "str": operators.shown,
     "fork": language.fork,
     "wait": language.wait,
     "annotate": operators.annotate,
     "unchecked_cast": operators.unchecked_cast,
     "uninitialized": operators.uninitialized,
     "as_given": operators.as_given,
+    "as_returned": operators.as_returned,
     "inf": math.inf,
     "nan": math.nan,
     "infj": complex(0, math.inf),
@@ -68,6 +71,7 @@ _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
     if isinstance(cls, type) and issubclass(cls, Exception)
 }
 # Types of arguments that a caller may give in another form: a dtype, an int, another enum's member.
+# Lists and dicts are copied.
 _CONVERTED: Final = ("int", "float", "complex", "Optional[int]", "Optional[float]")
 _LITERALS: Final = (int, float, bool, str)
 _STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
@@ -389,6 +393,11 @@ def _base(path: str) -> type[torch.nn.Module]:
     return torch.nn.ModuleList if _MANGLED.sub("", path) == _LIST else torch.nn.Module
 
 
+def _is_checked(found: object) -> bool:
+    """Whether a class of which a caller may have another of the same name."""
+    return isinstance(found, type) and not issubclass(found, torch.nn.Module | tuple)
+
+
 @dataclass(frozen=True, slots=True)
 class _NamesOf:
     """Names in one file of the code; see `language.Names`."""
@@ -448,11 +457,13 @@ class _NamesOf:
 
     def is_converted(self, node: ast.expr) -> bool:
         text = ast.unparse(node)
+        if text in _CONVERTED or "List[" in text or "Dict[" in text:
+            return True
         if "__torch__" not in text:
-            return text in _CONVERTED
+            return False
         parts = (n for n in ast.walk(node) if isinstance(n, ast.Attribute))
         paths = (p for p in map(ast.unparse, parts) if self.code.defines(p))
-        return any(isinstance(self.code.find(p, node, self.file), enum.EnumMeta) for p in paths)
+        return any(map(_is_checked, (self.code.find(p, node, self.file) for p in paths)))
 
     def is_bound(self, name: str) -> bool:
         return name in self.code.outer

@@ -8,6 +8,7 @@ the language of `lt.script`, whose outer names `Names` has bound.
     ops.prim.RaiseException(m, "b.E")    →  raise E(m)
     p = C.__new__(C); _0 = (p).__init__(3, )   →  p = C(3)
     def f(dtype: int):                   →  begins with `dtype = as_given(int, dtype)`
+    return self.rows                     →  return as_returned(self.rows)
     _1 = no_grad(); with _1:             →  with no_grad():
 
 Invariant: a checked function has no syntax, no attribute and no outer name that is not listed here.
@@ -44,6 +45,13 @@ SPECIAL: Final = frozenset(f"__{name}__" for name in (
 ))  # fmt: skip
 _RAISE: Final = "ops.prim.RaiseException"
 _ASSERTION: Final = "AssertionError: "
+
+
+class Item(ast.Subscript):
+    """`x[i]` of TorchScript, where an item of a string is a byte."""
+
+
+Item.__name__ = "Subscript"  # by which `ast.unparse` knows it
 
 
 class Names(Protocol):
@@ -244,6 +252,17 @@ class _Rewriter(ast.NodeTransformer):
 
     def _type(self, node: ast.expr) -> ast.expr:
         return ast.copy_location(ast.Name(self.names.bind_type(node), ast.Load()), node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        made = super().generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or isinstance(node.slice, ast.Slice | ast.Tuple):
+            return made
+        return ast.copy_location(Item(node.value, node.slice, node.ctx), node)
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        value = ast.Constant(None) if node.value is None else self.visit(node.value)
+        call = ast.Call(ast.Name("as_returned", ast.Load()), [value], [])
+        return _placed(ast.Return(call), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         path = _dotted(node)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import enum
 import math
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from typing import Any, Final, cast
 
 import torch
 
+from lowtide.frontend.script.builtin_calls import shown
+from lowtide.frontend.script.classes import class_of
 from lowtide.frontend.script.context import Context
 from lowtide.frontend.script.nodes import Call, Method, Node, PythonObject
 from lowtide.frontend.script.operators import binary, truth
@@ -30,6 +33,8 @@ from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.python_ops.row import element
+from lowtide.ir.python_ops.strings import METHODS as STRING_METHODS
+from lowtide.ir.python_ops.torchscript import MATH
 from lowtide.ir.types import DictType, ListType, OptionalType, TupleType, Type
 
 Values = list[Value]
@@ -39,6 +44,8 @@ Row = Callable[[Context, Call, Values, Keywords], Node]
 
 def _binary(name: str, py_name: str) -> Row:
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        if name == "add" and args[0].type == args[1].type == t.STR:
+            return c.py(call.node, "torchscript.add", *args)
         return binary(c, call.node, name, py_name, args[0], args[1])
 
     return compile_call
@@ -62,9 +69,11 @@ def _call(fn: object) -> Row:
 
 
 def _method(name: str) -> Row:
-    """A method of the first argument."""
+    """A method of the first argument; of a string, with its bytes as characters."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        if args[0].type == t.STR and name in STRING_METHODS and not keywords:
+            return c.py(call.node, f"torchscript.str.{name}", *args)
         return c.call_function(call.node, Method(args[0], name), args[1:], keywords)
 
     return compile_call
@@ -75,10 +84,46 @@ _MATH: Final = frozenset(
 )
 
 
+def _of_c(name: str, *, is_exact: bool) -> Row:
+    """An operator whose result for floats is that of C: inf or nan where Python's raises.
+    `is_exact`: of ints it is an int, as in Python."""
+    of_python = _binary(*_ARITHMETIC[name])
+    ours = f"torchscript.{_ARITHMETIC[name][0]}"
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        types = {a.type for a in args}
+        divisor = c.constant(args[1])
+        is_plain = isinstance(divisor, int | float) and divisor != 0
+        if is_plain or not types <= _REAL or (is_exact and t.FLOAT not in types):
+            return of_python(c, call, args, keywords)
+        return c.py(call.node, ours, *args)
+
+    return compile_call
+
+
 def _power(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     """Of two ints, too, it is a float."""
     both = [c.py(call.node, "py.float", a) if a.type == t.INT else a for a in args]
+    if all(a.type == t.FLOAT for a in both):
+        return c.py(call.node, "torchscript.pow", *both)
     return binary(c, call.node, "pow", "py.pow", *both)
+
+
+def _math(name: str) -> Row:
+    """A function of C's of one or two floats."""
+    of_python = _call(getattr(math, name))
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        is_usual = len(args) == (2 if name in _OF_TWO else 1) and {a.type for a in args} <= _REAL
+        if name not in MATH or not is_usual or keywords:
+            return of_python(c, call, args, keywords)
+        return c.py(call.node, f"torchscript.{name}", *args)
+
+    return compile_call
+
+
+_REAL: Final[frozenset[Type]] = frozenset({t.INT, t.FLOAT, t.BOOL, t.NUMBER})
+_OF_TWO: Final = ("atan2", "fmod", "copysign", "ldexp", "pow", "remainder")
 
 
 def _rounded(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -88,6 +133,8 @@ def _rounded(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _item(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    if args[0].type == t.STR:
+        return c.py(call.node, "torchscript.getitem", *args)
     return load(c, _subscript(call), args[0], Items((_word(args[1].type),), (args[1],)))
 
 
@@ -104,6 +151,8 @@ def _subscript(call: Call) -> ast.Subscript:
 
 def _slice(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     bounds = [*args[1:], *(c.const(None) for _ in range(4 - len(args)))]
+    if args[0].type == t.STR:
+        return c.py(call.node, "torchscript.slice", args[0], *bounds)
     return load(c, _subscript(call), args[0], Items(("slice",), tuple(bounds)))
 
 
@@ -137,6 +186,8 @@ def _not(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _list(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    if args and args[0].type == t.STR:
+        return c.py(call.node, "torchscript.list", args[0])
     return c.call_function(call.node, PythonObject(list), args)
 
 
@@ -154,6 +205,14 @@ def _dict(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     return c.call_function(call.node, PythonObject(dict), args)
 
 
+def _popitem(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """The first item, where Python's gives the last."""
+    keys = _listed("keys")(c, call, args, keywords)
+    key = c.py(call.node, "list.get", c.as_value(keys, call.node), c.const(0))
+    value = c.call_function(call.node, Method(args[0], "pop"), [key])
+    return c.builder.tuple_make([key, c.as_value(value, call.node)])
+
+
 def _sort(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     more = {"reverse": args[1]} if len(args) > 1 else keywords
     return c.call_function(call.node, Method(args[0], "sort"), [], more)
@@ -164,19 +223,44 @@ def _sorted(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     return c.call_function(call.node, PythonObject(sorted), args[:1], more)
 
 
+def text_of(c: Context, node: ast.AST, value: Value) -> Value:
+    """Return the text that TorchScript shows; of an object, that of its own `__str__`."""
+    if isinstance(value.type, t.ClassType) and not is_enum(value.type):
+        return c.py(node, "py.str", shown(c, value))
+    return c.py(node, "py.str" if value.type in _SHOWN_ALIKE else "torchscript.text", value)
+
+
+def is_enum(type_: Type) -> bool:
+    """Whether of members of an enum."""
+    cls = class_of(type_)
+    return cls is not None and issubclass(cls, enum.Enum)
+
+
+def _str(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return text_of(c, call.node, args[0])
+
+
+_SHOWN_ALIKE: Final = (t.STR, t.INT, t.BOOL, t.NONE)
+
+
 def _format(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     """The template's `{}` are filled in order; TorchScript knows no other field."""
     template = c.constant(args[0])
-    if isinstance(template, str):
-        parts = (p.replace("{", "{{").replace("}", "}}") for p in template.split("{}"))
-        args = [c.const("{}".join(parts)), *args[1:]]
-    return c.call_function(call.node, Method(args[0], "format"), args[1:])
+    if not isinstance(template, str) or template.count("{}") > len(args) - 1:
+        return c.py(call.node, "torchscript.format", *args)
+    parts = (p.replace("{", "{{").replace("}", "}}") for p in template.split("{}"))
+    made = c.const("{}".join(parts))
+    texts = [text_of(c, call.node, a) for a in args[1:]]
+    return c.call_function(call.node, Method(made, "format"), texts)
 
 
 def _percent(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     is_one = len(args) == 2 and isinstance(args[1].type, TupleType)
-    values = args[1] if is_one else c.builder.tuple_make(args[1:])
-    return c.py(call.node, "py.mod", args[0], values)
+    values = args[1:]
+    if is_one:
+        count = len(cast("TupleType", args[1].type).elems)
+        values = [c.builder.tuple_get(args[1], k) for k in range(count)]
+    return c.py(call.node, "torchscript.percent", args[0], *values)
 
 
 def _extended(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -260,7 +344,9 @@ def _least(fn: object) -> Row:
 
 
 def _count(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    if isinstance(_plain(args[0].type), TupleType | ListType | DictType) or args[0].type == t.STR:
+    if args[0].type == t.STR:
+        return c.py(call.node, "torchscript.len", args[0])
+    if isinstance(_plain(args[0].type), TupleType | ListType | DictType):
         return c.py(call.node, "py.len", args[0])
     return c.call_function(call.node, PythonObject(len), args)
 
@@ -300,7 +386,7 @@ _ARITHMETIC: Final = {
 }
 _METHODS: Final = (
     *("append", "extend", "insert", "remove", "pop", "clear", "count", "reverse", "copy"),
-    *("get", "setdefault", "update", "popitem", "split", "rsplit", "splitlines", "strip"),
+    *("get", "setdefault", "update", "split", "rsplit", "splitlines", "strip"),
     *("lstrip", "rstrip", "upper", "lower", "capitalize", "title", "swapcase", "find", "rfind"),
     *("rindex", "startswith", "endswith", "replace", "join", "isalpha", "isdigit", "isalnum"),
     *("isspace", "isupper", "islower", "istitle", "isdecimal", "isnumeric", "isidentifier"),
@@ -317,10 +403,13 @@ _FUNCTIONS: Final = (
 TABLE: Final[dict[str, Row]] = {
     **{name: _binary(*row) for name, row in _ARITHMETIC.items()},
     **{name: _method(name) for name in _METHODS},
-    **{name: _call(getattr(math, name)) for name in _FUNCTIONS},
+    **{name: _math(name) for name in _FUNCTIONS},
+    **{name: _of_c(name, is_exact=name != "div") for name in ("div", "floordiv", "remainder")},
     **{name: _listed(name) for name in ("keys", "values", "items")},
-    **{f.__name__: _call(f) for f in (ord, chr, hex, oct, bin, str, abs)},
-    "mathremainder": _call(math.remainder),
+    **{f.__name__: _call(f) for f in (hex, oct, bin, abs)},
+    **{name: _op(f"torchscript.{name}") for name in ("ord", "chr")},
+    "str": _str,
+    "mathremainder": _math("remainder"),
     "add_": _extended,
     "mul_": _repeated,
     "type": _op("py.device_type"),
@@ -340,6 +429,7 @@ TABLE: Final[dict[str, Row]] = {
     "len": _count,
     "list": _list,
     "dict": _dict,
+    "popitem": _popitem,
     "sort": _sort,
     "sorted": _sorted,
     "format": _format,

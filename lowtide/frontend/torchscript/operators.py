@@ -19,19 +19,21 @@ import enum
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
 from lowtide.frontend import torch_schemas
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.classes import class_of
-from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.context import EXPRESSIONS, Context
 from lowtide.frontend.script.nodes import Call, Node, PythonObject
 from lowtide.frontend.script.statements import as_declared
+from lowtide.frontend.script.subscripts import item_of
 from lowtide.frontend.script.torch_calls import torch_call
 from lowtide.frontend.script.types_from_annotations import type_from_annotation
 from lowtide.frontend.torchscript import codes, on_python, on_tensors, upgraders
+from lowtide.frontend.torchscript.language import Item
 from lowtide.ir import python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
@@ -207,6 +209,22 @@ def as_given(the_type: object, the_value: object) -> object:
     return the_value
 
 
+def as_returned(the_value: object) -> object:
+    """`as_returned(v)`: a result as TorchScript gives it to Python."""
+    return the_value
+
+
+def printed(*values: object) -> None:
+    """`print` of TorchScript's texts."""
+    del values
+
+
+def shown(value: object) -> str:
+    """`str` of TorchScript."""
+    del value
+    raise NotImplementedError
+
+
 def autocast(
     device_type: str, dtype: int | None = None, enabled: bool = True, cache: bool | None = None
 ) -> object:
@@ -253,6 +271,8 @@ def _as_given(c: Context, call: Call) -> Node:
         raise c.error(call.node, problem, "members that the module returned")
     if plain == t.INT:
         return codes.encoded(c, value)
+    if c.frame.caller is None and _holds_container(value.type):
+        return _copied(c, call.node, value)
     if plain == t.FLOAT and value.type in (t.INT, t.BOOL):
         return c.py(call.node, "py.float", value)
     if plain == t.COMPLEX and value.type in (t.INT, t.BOOL, t.FLOAT):
@@ -260,11 +280,81 @@ def _as_given(c: Context, call: Call) -> Node:
     return value
 
 
+def _as_returned(c: Context, call: Call) -> Node:
+    found = call.args[0]
+    if c.frame.caller is not None or not isinstance(found, Value):
+        return found
+    found = _own(c, call.node, found)
+    if not _may_leave(found.type) or isinstance(c.constant(found), str | int):
+        return found
+    return c.py(call.node, "torchscript.result", found)
+
+
+def _may_leave(type_: Type) -> bool:
+    """Whether it may hold a string that ends within a character, or an int beyond 64 bits."""
+    match type_:
+        case t.STR | t.INT:
+            return True
+        case ListType(elem) | OptionalType(elem):
+            return elem != t.INT and _may_leave(elem)
+        case DictType(key, value):
+            return t.STR in (key, value)
+        case TupleType(elems):
+            return any(map(_may_leave, elems))
+        case _:
+            return False
+
+
+_NEW: Final = ("list.", "dict.make", "dict.copy", "torch.", "call_torch", "torchscript.")
+
+
+def _own(c: Context, node: ast.AST, value: Value) -> Value:
+    """Return the result with copies of the lists and dicts that are not its own."""
+    if not _holds_container(value.type):
+        return value
+    maker = c.builder.makers.get(value)
+    if maker is not None and maker.name == "tuple.make" and not maker.attrs:
+        return c.builder.tuple_make([_own(c, node, v) for v in maker.operands])
+    if maker is not None and maker.name.startswith(_NEW):
+        elem = value.type.elem if isinstance(value.type, ListType) else None
+        if elem is not None and not _holds_container(elem):
+            return value
+    return _copied(c, node, value)
+
+
+def _copied(c: Context, node: ast.AST, value: Value) -> Value:
+    is_flat = isinstance(value.type, ListType) and not _holds_container(value.type.elem)
+    return c.py(node, "list.of" if is_flat else "torchscript.copied", value)
+
+
+def _holds_container(type_: Type) -> bool:
+    match type_:
+        case ListType() | DictType():
+            return True
+        case OptionalType(elem):
+            return _holds_container(elem)
+        case TupleType(elems):
+            return any(map(_holds_container, elems))
+        case _:
+            return False
+
+
+def _item(c: Context, node: ast.Subscript) -> Node:
+    """`x[i]`; of a string, a byte of it."""
+    base = c.expr(node.value)
+    if isinstance(base, Value) and base.type == t.STR:
+        return c.py(node, "torchscript.getitem", base, c.as_value(c.expr(node.slice), node))
+    return item_of(c, node, base)
+
+
 def _member(c: Context, node: ast.AST, cls: type[Any], value: Value) -> Node:
     """Return the archive's member for one of the author's own enum of that name."""
     given = class_of(value.type)
-    if given is None or given is cls:
+    is_inner = c.frame.caller is not None
+    if given is cls or value.type == t.NONE or (given is None and is_inner):
         return value
+    if given is None:
+        raise c.error(node, f"an object for the archive's {cls.__name__}", "one of the archive's")
     if not issubclass(given, enum.Enum) or given.__name__ != cls.__name__:
         raise c.error(node, f"a {given.__name__} for the archive's {cls.__name__}", "a member")
     name = python_objects.name_of(cls)
@@ -297,6 +387,17 @@ def _autocast(c: Context, call: Call) -> Node:
         for k, v in call.keywords.items()
     }
     return c.call_function(call.node, PythonObject(torch.autocast), args, named)
+
+
+def _printed(c: Context, call: Call) -> Node:
+    values = [c.as_value(a, call.node) for a in call.args]
+    texts = [on_python.text_of(c, call.node, v) for v in values]
+    c.builder.emit("print", texts, kwnames=())
+    return c.const(None)
+
+
+def _shown(c: Context, call: Call) -> Node:
+    return on_python.text_of(c, call.node, c.as_value(call.args[0], call.node))
 
 
 def _uninitialized(c: Context, call: Call) -> Node:
@@ -344,10 +445,17 @@ def remedy(path: str) -> str:
     return _package_of(path)
 
 
+EXPRESSIONS[Item] = cast("Any", _item)
 BUILTINS[annotate] = _annotate
 BUILTINS[as_given] = _as_given
+BUILTINS[as_returned] = _as_returned
 BUILTINS[autocast] = _autocast
+BUILTINS[printed] = _printed
+BUILTINS[shown] = _shown
 BUILTINS[unchecked_cast] = _unchecked_cast
 BUILTINS[uninitialized] = _uninitialized
 
-__all__ = ["Operator", "annotate", "as_given", "autocast", "missing", "operator", "remedy"]
+__all__ = [
+    *("Operator", "annotate", "as_given", "as_returned", "autocast", "missing", "operator"),
+    *("printed", "remedy", "shown"),
+]

@@ -6,11 +6,11 @@ gives; `ir.opdefs` is where the rest of Lowtide asks.
 
 from __future__ import annotations
 
-from lowtide.ir.python_ops import dicts, lists, numbers, objects, strings
+from lowtide.ir.python_ops import dicts, lists, numbers, objects, strings, torchscript
 from lowtide.ir.python_ops.row import OpDef
 
 TABLE: dict[str, OpDef] = {
     definition.name: definition
-    for rows in (numbers.ROWS, strings.ROWS, lists.ROWS, dicts.ROWS, objects.ROWS)
+    for rows in (numbers.ROWS, strings.ROWS, lists.ROWS, dicts.ROWS, objects.ROWS, torchscript.ROWS)
     for definition in rows
 }

@@ -269,7 +269,7 @@ _ANYTHING: dict[str, tuple[Run, ResultType]] = {
     "py.bound": (_bound, lambda operands: operands[0]),
 }
 
-_MATH_FLOATS = (
+MATH_FLOATS = (
     *("sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "pow", "hypot"),
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "degrees", "radians"),
     *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma"),
@@ -315,7 +315,7 @@ def _rows() -> list[OpDef]:
     rows |= {f"py.{n}": (run, of_tensors(lenient(rule))) for n, (run, rule) in _OPERATORS.items()}
     rows |= {"py.eq": (operator.eq, _equal), "py.ne": (operator.ne, _equal)}
     rows |= _ANYTHING
-    for names, result in ((_MATH_FLOATS, t.FLOAT), (_MATH_INTS, t.INT), (_MATH_BOOLS, t.BOOL)):
+    for names, result in ((MATH_FLOATS, t.FLOAT), (_MATH_INTS, t.INT), (_MATH_BOOLS, t.BOOL)):
         rows |= {f"math.{n}": (getattr(math, n), always(result)) for n in names}
     rows |= {f"math.{n}": (getattr(math, n), always(r)) for n, r in _MATH_OTHERS.items()}
     rows["math.prod"] = (math.prod, _product)

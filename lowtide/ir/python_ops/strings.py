@@ -13,7 +13,7 @@ from lowtide.ir.effects import Effects
 from lowtide.ir.python_ops.row import OpDef, always
 from lowtide.ir.types import ListType, TupleType, Type
 
-_METHODS: dict[Type, tuple[str, ...]] = {
+METHODS_OF: dict[Type, tuple[str, ...]] = {
     t.STR: (
         *("capitalize", "casefold", "center", "expandtabs", "join", "ljust", "lower", "lstrip"),
         *("removeprefix", "removesuffix", "replace", "rjust", "rstrip", "strip", "swapcase"),
@@ -28,12 +28,12 @@ _METHODS: dict[Type, tuple[str, ...]] = {
     TupleType((t.STR, t.STR, t.STR)): ("partition", "rpartition"),
 }
 
-METHODS = frozenset(name for names in _METHODS.values() for name in names)
+METHODS = frozenset(name for names in METHODS_OF.values() for name in names)
 
 _RAISING = ("index", "rindex", "split", "rsplit", "partition", "rpartition", "format", "join")
 
 
-def _method(name: str) -> Callable[..., object]:
+def method(name: str) -> Callable[..., object]:
     """The method that the value has, which may be None when the program runs."""
 
     def call(value: object, *operands: object) -> object:
@@ -46,11 +46,11 @@ ROWS = [
     *(
         OpDef(
             name=f"str.{name}",
-            run=_method(name),
+            run=method(name),
             result=always(result),
             effects=Effects.RAISES if name in _RAISING else Effects.NONE,
         )
-        for result, names in _METHODS.items()
+        for result, names in METHODS_OF.items()
         for name in names
     ),
     OpDef(name="py.str", run=str, result=always(t.STR)),

@@ -155,7 +155,14 @@ def _plain(error: Exception) -> tuple[str, str]:
 
 
 # What Python raises where TorchScript's interpreter has a RuntimeError of its own words.
-_OF_PYTHON = ("IndexError", "KeyError", "ValueError", "ZeroDivisionError", "TypeError")
+_OF_PYTHON = (
+    "IndexError",
+    "KeyError",
+    "ValueError",
+    "ZeroDivisionError",
+    "TypeError",
+    "NotImplementedError",
+)
 
 
 def _raised_alike(a: tuple[str, str] | None, b: tuple[str, str] | None) -> bool:

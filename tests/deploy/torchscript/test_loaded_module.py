@@ -15,7 +15,9 @@ from torch import nn
 
 import lowtide as lt
 from tests.deploy.torchscript.archives import scripted
+from tests.deploy.torchscript.compared import saved
 from tests.deploy.torchscript.old_net import Headless, X, archive, loaded_by_torch
+from tests.deploy.torchscript.programs_of_values import ReturnsItsLists
 
 RAW = archive(**{"notes.txt": "hello"})
 
@@ -308,3 +310,20 @@ def test_threads() -> None:
     assert len(results) == 4
     for result in results:
         same(result, old.encoder(X).detach())
+
+
+def test_lists_that_are_returned_are_not_the_programs() -> None:
+    loaded = lt.load(io.BytesIO(saved(torch.jit.script(ReturnsItsLists()))))
+    rows, _ = loaded(1)
+    rows.append(7)
+    assert loaded(2) == ([1, 2], ({"a": [0, 1, 2]}, [1, 2]))
+
+
+def test_an_int_beyond_64_bits_is_no_result() -> None:
+    def squared(n: int) -> int:
+        return n * n
+
+    loaded = lt.load(io.BytesIO(saved(torch.jit.script(squared))))
+    assert loaded(3) == 9
+    with pytest.raises(OverflowError, match="64 bits"):
+        loaded(2**40)

@@ -10,10 +10,11 @@ import json
 
 import pytest
 
-from tests.deploy.torchscript import corpus
+from tests.deploy.torchscript import corpus, programs_of_values
 from tests.deploy.torchscript.compared import Case, check
 from tests.deploy.torchscript.programs_of_modules import CASES
 
+assert programs_of_values.WIDE.ndim  # its programs are in CASES
 REFUSED = {"Quantised": "LinearPackedParamsBase"}  # by what the error names
 
 
