@@ -104,7 +104,7 @@ def statements() -> str:
 
 def expressions() -> str:
     """What each expression means."""
-    return _syntax(cast("Any", EXPRESSIONS))
+    return _syntax(cast("Any", {k: v for k, v in EXPRESSIONS.items() if not _is_inner(k)}))
 
 
 def operators() -> str:

@@ -456,6 +456,14 @@ BUILTINS[unchecked_cast] = _unchecked_cast
 BUILTINS[uninitialized] = _uninitialized
 
 __all__ = [
-    *("Operator", "annotate", "as_given", "as_returned", "autocast", "missing", "operator"),
-    *("printed", "remedy", "shown"),
+    "Operator",
+    "annotate",
+    "as_given",
+    "as_returned",
+    "autocast",
+    "missing",
+    "operator",
+    "printed",
+    "remedy",
+    "shown",
 ]

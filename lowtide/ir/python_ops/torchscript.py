@@ -27,6 +27,7 @@ from lowtide.ir.python_ops.torchscript_text import text
 from lowtide.ir.types import ListType, Type
 
 _BYTE: Final = "surrogateescape"  # how a byte that is no character is written in a str
+_OPERATORS: Final[Any] = operator
 _BEYOND: Final = (ValueError, OverflowError, ZeroDivisionError)
 
 
@@ -162,10 +163,9 @@ def _encoded(value: Any) -> Any:
 def _decoded(found: Any) -> Any:
     if isinstance(found, bytes):
         return found.decode(errors=_BYTE)
-    if isinstance(found, list | tuple):
-        parts = cast("Sequence[Any]", found)
-        return type(found)(map(_decoded, parts))
-    return found
+    if isinstance(found, list):
+        return [*map(_decoded, cast("list[Any]", found))]
+    return tuple(map(_decoded, cast("Any", found))) if isinstance(found, tuple) else found
 
 
 def _of_bytes(name: str) -> Callable[..., Any]:
@@ -202,22 +202,23 @@ def _chr(n: int) -> str:
     return bytes([n]).decode(errors=_BYTE)
 
 
-def _result(value: Any) -> Any:
+def _result(value: object) -> object:
     """The value. Raises UnicodeDecodeError where a string in it ends within a character, and
     OverflowError for an int that torch.jit would have wrapped to 64 bits."""
     match value:
         case str():
-            _ = value if value.isascii() else value.encode(errors=_BYTE).decode()
+            if not value.isascii():
+                value.encode(errors=_BYTE).decode()
         case int() if not -(2**63) <= value < 2**63:
             raise OverflowError("an int beyond 64 bits, which torch.jit wraps, is a result")
         case list() | tuple():
-            for part in cast("Sequence[Any]", value):
+            for part in cast("Sequence[object]", value):
                 _result(part)
         case dict():
-            _result([*cast("dict[Any, Any]", value).items()])
+            _result([*cast("dict[object, object]", value).items()])
         case _:
             pass
-    return value
+    return cast("object", value)
 
 
 _BYTES: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any], Type]]] = {
@@ -236,16 +237,16 @@ _BYTES: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any], Type]]] = 
 }
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     """The containers anew, as TorchScript copies them from and to Python."""
     match value:
         case list():
-            return [_copied(v) for v in cast("list[Any]", value)]
+            return [_copied(v) for v in cast("list[object]", value)]
         case dict():
-            return {k: _copied(v) for k, v in cast("dict[Any, Any]", value).items()}
+            return {k: _copied(v) for k, v in cast("dict[object, object]", value).items()}
         case tuple():
-            parts = [_copied(v) for v in cast("tuple[Any, ...]", value)]
-            make = getattr(cast("Any", type(value)), "_make", tuple)
+            parts = tuple(map(_copied, cast("tuple[object, ...]", value)))
+            make: Callable[..., object] = getattr(cast("Any", type)(value), "_make", tuple)
             return make(parts)
         case _:
             return value
@@ -257,9 +258,9 @@ def _rows() -> list[OpDef]:
         return OpDef(name=name, run=run, result=result, effects=Effects.RAISES)
 
     return [
-        row("truediv", _of_c(operator.truediv, torch.div), always(t.FLOAT)),
-        row("floordiv", _of_c(operator.floordiv, _floordiv), always(t.FLOAT)),
-        row("mod", _of_c(operator.mod, torch.fmod), always(t.FLOAT)),
+        row("truediv", _of_c(_OPERATORS.truediv, torch.div), always(t.FLOAT)),
+        row("floordiv", _of_c(_OPERATORS.floordiv, _floordiv), always(t.FLOAT)),
+        row("mod", _of_c(_OPERATORS.mod, torch.fmod), always(t.FLOAT)),
         row("pow", _power_of_c, always(t.FLOAT)),
         *(
             row(n, _of_c(getattr(math, n), _OTHER.get(n) or getattr(torch, n)), always(t.FLOAT))
