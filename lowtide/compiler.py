@@ -1,4 +1,4 @@
-"""The stages of the compiler, in order. No other file knows the order; what executes calls these.
+"""The stages of the compiler, in order; what executes calls these.
 
 Once for a function:
 
@@ -10,8 +10,8 @@ Once for a signature of a region, and for each mask of wanted gradients:
 
     specialise           ops of a region → a Program: one formula per value
     differentiate        a Program → saved values and the backward Program (`differentiated`)
-    split                a Program → loops, strips and plain parts (`parts`, `strips`)
-    normalise → fuse     a part → its normal form, in groups (`fused`)
+    split                a Program → loops and plain parts (`parts`)
+    normalise → fuse     a part → its normal form, in groups (`fused`), some in strips (`strips`)
     tile                 a group → a kernel: grid, sweeps, buffers, schedule (`tiled`)
     host                 kernels → what happens around them (`codegen/host/build`)
     emit → load          a kernel → C or Triton (`emitted`) → a function to call (`loaded`)

@@ -1,11 +1,12 @@
-"""`python -m lowtide.opt`: enters any stage of the compiler from its text, shows those after it.
+"""`python -m lowtide.opt`: enters the compiler at a stage, shows the stages after it.
 
     python -m lowtide.opt --from simplify --pass fold_constants program.txt
     python -m lowtide.opt --from specialise --shape x=100x3,n=5 --to normalise program.txt
     python -m lowtide.opt --from normalise --rewrite softmax --size N=1000 < formulas.txt
 
 In: a Function as `print_function` writes it, a Program as `print_program` does, or a host program;
-or what this command printed of one stage. From `fuse` on the Program is in normal form already.
+or what this command printed of one stage. `fuse`, `tile` and `emit` start
+from a Program too, which is normalised and grouped first.
 Exit status: 0 done, 2 what was given makes no sense.
 """
 

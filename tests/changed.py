@@ -29,6 +29,11 @@ _ALWAYS = ("tests/test_imports.py",)
 _HAS_TEXTS = re.compile(r"\bcases_of\(|\bgolden\(")
 # Rooms whose text tests lie in a folder of another name.
 _TESTED_IN = {"codegen": "emit", "tile": "emit", "vecmath": "emit", "api": "frontend"}
+# Files whose tests lie elsewhere than those of their room.
+_FILE_TESTED_IN = {
+    "lowtide/codegen/host": "tests/host",
+    "lowtide/specialise/near_constants.py": "tests/passes",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,8 @@ def of_file(path: str, tests: set[str], paths: Mapping[str, Path]) -> Iterator[s
     if path in tests:
         yield path
     elif room in ("tests", "lowtide") and rest:
-        inside = Path("tests", _TESTED_IN.get(rest[0], rest[0]))
+        elsewhere = (f for p, f in _FILE_TESTED_IN.items() if path.startswith(p))
+        inside = Path(next(elsewhere, f"tests/{_TESTED_IN.get(rest[0], rest[0])}"))
         of_room = (n for n in tests if Path(n).parent == inside)
         yield from (n for n in of_room if _HAS_TEXTS.search(paths[n].read_text(encoding="utf-8")))
     elif path.endswith(".md"):

@@ -14,6 +14,14 @@ def test_a_pass_asks_for_texts_first_and_for_what_imports_it() -> None:
     assert found == choose(["lowtide/passes/reroll.py"])
 
 
+def test_files_that_are_tested_elsewhere_than_their_room() -> None:
+    printer = choose(["lowtide/codegen/host/printer.py"])
+    assert "tests/host/test_host_programs.py" in printer.first
+    assert (
+        "tests/passes/test_pass_texts.py" in choose(["lowtide/specialise/near_constants.py"]).first
+    )
+
+
 def test_what_no_import_reaches_is_left_out() -> None:
     found = choose(["tests/fuzz/loops.py"])
     assert "tests/texpr/test_program_text.py" in found.near

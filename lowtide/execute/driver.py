@@ -5,7 +5,7 @@ In: a Function and its arguments. Out: the operands of its terminator.
     y = x * 2 + n            region 0: one kernel
     y[mask] = 0              PyTorch, through the reference interpreter
     if y.sum() > 0: ...      the driver chooses the block, and runs it
-    return y.exp()           region 3
+    return y.exp()           region 1
 
 A region ends before an op that is not compiled; after that op the next region has a signature of
 its own. If a region's check fails, or its shapes do not fit together, PyTorch runs the same ops

@@ -37,7 +37,7 @@ from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
 from lowtide.texpr.sizes import evaluate as size_of
 from lowtide.tools.difference import Difference, difference
-from lowtide.tools.explain_command import make_arguments, resolve, scripted
+from lowtide.tools.explain_command import ArgumentFault, make_arguments, resolve, scripted
 
 REMEDY: Final = (
     "Report it with the text above (see docs/correctness.md); `python -m lowtide.opt` prints the\n"
@@ -85,7 +85,11 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
     compiled: Any = scripted(target, found)
     inputs = [seeded(x, k) for k, x in enumerate(make_arguments(shapes, dtypes))]
     with recorded() as functions:
-        driver, values = compiled.resolve(compiled.bind(tuple(inputs), {}))
+        try:
+            bound = compiled.bind(tuple(inputs), {})
+        except TypeError as fault:  # other arguments than the function takes
+            raise ArgumentFault(str(fault)) from None
+        driver, values = compiled.resolve(bound)
     function = functions[0] if functions else driver.function
     eager = getattr(compiled, "__wrapped__", None) or found
     values = tuple(values)

@@ -115,3 +115,8 @@ def test_a_fault_in_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = reduced()
     assert found.stage == reduce_command.KERNELS
     assert ops_of(found) == ["torch.sin"]
+
+
+def test_other_arguments_than_the_function_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["reduce", "reduced_program:fn", "--shape", "5x3"]) == 2
+    assert capsys.readouterr().err.startswith("lowtide reduce: ")
