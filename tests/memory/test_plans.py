@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
     "density": (density, (meta(N, 3), meta(M, 3)), 1, 4 * N),
     "smoothed": (smoothed, (meta(N, 3), meta(M, 3), meta(M, 5)), 1, 20 * N),
     "expanded": (expanded, (meta(N, 40), meta(M, 40)), 2, 8 * N + 4 * M),
-    "contrastive": (contrastive, (meta(N, 64), meta(N, 64)), 7, 4),
+    "contrastive": (contrastive, (meta(N, 64), meta(N, 64)), 5, 4),
     "causal": (causal, tuple(meta(2, N, 64) for _ in range(3)), 1, 512 * N),
     "energy": (energy, (meta(N, 3),), 1, 4),
     "ranks": (ranks, (meta(N),), 1, 8 * N),
