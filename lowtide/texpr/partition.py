@@ -285,8 +285,7 @@ class _Partition:
             return False
         if is_cheap(d) or d.name in self.pairs.invariant:
             return True
-        in_loops = any(u in self.cycle_of for u in self.users.get(d.name, ()))
-        return in_loops and self._has_large_rows(d)
+        return self._has_large_rows(d)
 
     def _has_large_rows(self, d: Def) -> bool:
         """Is each row of it values of pairs, which a step makes for itself?"""

@@ -12,12 +12,12 @@ Out: `Pairs`: `invariant`, values that each step of a loop computes; `after`, va
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import work
-from lowtide.texpr.expr import Def, Expr, Program, Reduce
+from lowtide.texpr.expr import Def, Expr, Load, Program, Reduce
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.sizes import likely
 
@@ -46,10 +46,12 @@ class Pairs:
         inputs = (i.shape for i in program.inputs.values())
         outputs = (program.defs[n].shape for n in program.results if n in program.defs)
         self.room = sum(map(self._elements, (*inputs, *outputs)))
-        self.operations: dict[str, float] = {}  # of one element, what of it is large counted in
+        own: dict[str, dict[str, float]] = {}  # of one element, by the large values that it needs
         for name, d in program.defs.items():
             if self.are(d.shape):
-                self.operations[name] = _operations(d.expr, self.operations, hints)
+                own[name] = {**_needed(ex.loads(d.expr), own), name: 0}
+                own[name][name] = _operations(d.expr, own, hints)
+        self.operations: dict[str, float] = {n: sum(of.values()) for n, of in own.items()}
         carried = {*program.outputs, *(y.source for y in program.delays.values())}
         steps = [n for n in self.operations if n in looped and n not in carried]
         self.after = frozenset(
@@ -71,12 +73,18 @@ class Pairs:
         return math.prod(likely(size, self.hints) for size in shape)
 
 
-def _operations(e: Expr, known: Mapping[str, float], hints: Mapping[str, int]) -> float:
-    """Of one element."""
+def _operations(
+    e: Expr, known: Mapping[str, Mapping[str, float]], hints: Mapping[str, int]
+) -> float:
+    """Of one element, those of large values outside of sums left out."""
     if isinstance(e, Reduce):
         terms = math.prod(likely(a.extent, hints) for a in e.axes)
-        return terms * (_operations(e.body, known, hints) + 1)
-    inner = [n for n in ex.walk(e) if isinstance(n, Reduce)]
-    if inner:
-        return sum(_operations(n, known, hints) for n in inner) + work(e)
-    return work(e) + sum(known.get(load.source, 0) for load in set(ex.loads(e)))
+        inner = sum(_needed(ex.loads(e.body), known).values())
+        return terms * (_operations(e.body, known, hints) + inner + 1)
+    sums = [n for n in ex.walk(e) if isinstance(n, Reduce)]
+    return sum(_operations(n, known, hints) for n in sums) + work(e)
+
+
+def _needed(loads: Iterable[Load], known: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Large values that are computed for these loads, each once, and their operations."""
+    return {n: ops for x in loads for n, ops in known.get(x.source, {}).items()}

@@ -48,6 +48,13 @@ def retrieval(x: Tensor, y: Tensor, steps: int):
     return x
 
 
+def soft_kmeans(x: Tensor, y: Tensor, steps: int):
+    for _ in range(steps):
+        r = torch.softmax(-5.0 * torch.cdist(x, y), 1)
+        y = (r.t() @ x) / r.sum(0)[:, None]
+    return (torch.softmax(-5.0 * torch.cdist(x, y), 1) * torch.cdist(x, y)).sum(1).mean()
+
+
 @pytest.mark.parametrize("columns", [2, 5, 9])
 @pytest.mark.parametrize("fn", [sinkhorn, power_iteration, mean_shift])
 def test_no_pairs_between_steps(fn: Callable[..., object], columns: int) -> None:
@@ -61,7 +68,9 @@ def test_no_pairs_between_steps(fn: Callable[..., object], columns: int) -> None
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
-@pytest.mark.parametrize(("fn", "columns"), [(sinkhorn, 3), (mean_shift, 3), (retrieval, 16)])
+@pytest.mark.parametrize(
+    ("fn", "columns"), [(sinkhorn, 3), (mean_shift, 3), (retrieval, 16), (soft_kmeans, 16)]
+)
 def test_so_with_gradients(fn: Callable[..., Tensor], columns: int) -> None:
     torch.manual_seed(0)
     x, y = ((torch.randn(n, columns) * 0.5).requires_grad_() for n in (N, M))
