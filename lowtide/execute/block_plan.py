@@ -27,7 +27,7 @@ from lowtide.ir.differentiated import makes_within
 from lowtide.ir.prepared import Step, prepared
 from lowtide.specialise.late_binding import may_bind
 from lowtide.specialise.layers import layer_starts
-from lowtide.specialise.region_boundaries import ends_region, static_reason
+from lowtide.specialise.region_boundaries import ends_region, is_item, static_reason
 
 Env = dict[Value, Any]
 _GROW: Final = ("list.append", "list.extend")
@@ -100,7 +100,8 @@ class BlockPlan:
                 return self._regions.setdefault(pos, self._region(pos))
 
     def _region(self, pos: int) -> Region | None:
-        if self.ops[pos].name == "mutate" or self._is_drivers(self.ops[pos], pos):
+        first = self.ops[pos]
+        if first.name == "mutate" or is_item(first) or self._is_drivers(first, pos):
             return None  # a write to a tensor from outside, or an op for the driver
         if self.differentiated and self._makes_within(pos):
             return None

@@ -53,6 +53,7 @@ from lowtide.specialise.abstract import (
     tensors_in,
 )
 from lowtide.specialise.abstract import concrete as concrete_value
+from lowtide.specialise.kernel_numbers import stored_for
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.build import symbols as symbols_of
@@ -222,7 +223,7 @@ def _materialised(results: Sequence[Abs], mutates: bool, seen: Layouts) -> set[i
     """Return (by id) the tensors that must be materialised so that their views alias them: results;
     tensors whose views certainly overlap, being larger together; if the function mutates, all with
     several views or one that is expanded; and those whose layout the program shows."""
-    leaves = {id(x): x for r in results for x in tensors_in(r)}
+    leaves = {id(x): x for r in results for x in (*tensors_in(r), *stored_for(r))}
     views: dict[Abs, list[Abs]] = {}
     for leaf in leaves.values():
         views.setdefault(_root(leaf), []).append(leaf)

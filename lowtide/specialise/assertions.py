@@ -14,11 +14,14 @@ comes before it.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from lowtide.ir import dtypes
 from lowtide.ir.core import Block, Op, Value, free_values
+from lowtide.specialise.abstract import Abs
 from lowtide.texpr.build import Builder, Val
 from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import as_index
 from lowtide.torch_private.private_names import ASSERT_TENSOR
 
 _BOOLS = ("py.bool", "py.not")
@@ -70,6 +73,15 @@ def raising(op: Op) -> int | None:
 
 def _only_raises(block: Block) -> bool:
     return all(o.name in (*_BETWEEN, "raise", "yield") for o in block.ops)
+
+
+def asserted(run: Any, op: Op, x: Abs) -> Abs | None:
+    """The bool of a tensor of one element, turned by `py.not`; None of anything else."""
+    if run.loop or not isinstance(x.value, Val):
+        return None
+    if any(as_index(size).const != 1 for size in x.value.shape):
+        return None
+    return Abs(negated(run.b, x.value) if op.name == "py.not" else holds(run.b, x.value))
 
 
 def holds(b: Builder, x: Val) -> Val:

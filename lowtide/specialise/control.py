@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op, Value
-from lowtide.specialise import assertions, varying
+from lowtide.specialise import assertions, kernel_numbers, varying
 from lowtide.specialise.abstract import Abs, Ragged, is_constant
 from lowtide.specialise.lifting import branches, peel, ragged
 from lowtide.specialise.lifting.match import UNROLL_TRIPS, NotLifted
@@ -32,16 +32,23 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
     """What an `if` gives."""
     has_loop = any(o.name == "loop" for block in op.blocks for o in block.ops)
     cond = None if is_constant(condition) else varying.truth(condition)
+    is_of_tensor = kernel_numbers.is_one(condition) and run.loop is None
+    if is_of_tensor and (op in run.kept or not run.pairs_alive()):
+        raise Stop("branches on the value of a tensor")
     if cond is not None:
         yes, no = op.blocks
+        most = kernel_numbers.most_points(run, env) if is_of_tensor else branches.MOST_POINTS
         with run.activity.branch(has_loop):
-            return branches.chosen(
+            found = branches.chosen(
                 run,
+                op,
                 cond,
                 env,
-                lambda: branches.affordable(run, lambda: run.inline(yes, env)),
-                lambda: branches.affordable(run, lambda: run.inline(no, env)),
+                lambda: branches.affordable(run, lambda: run.inline(yes, env), most),
+                lambda: branches.affordable(run, lambda: run.inline(no, env), most),
             )
+        run.numbers_by.update((x, op) for x in found if kernel_numbers.is_one(x))
+        return found
     if isinstance(condition.value, Val) and run.is_asserting:
         k = assertions.raising(op)
         run.check(Abs(assertions.negated(run.b, condition.value)) if k == 0 else condition)

@@ -5,7 +5,7 @@ In: an op of the `dict` family and abstract operands. Out: its result, and the d
     dict.item({"a": t0, "b": t1}, "b")   ->  t1
     dict.set({"a": t0}, "b", t1)         ->  {"a": t0, "b": t1}
 
-The op's own Python function is run on a dict of abstract values.
+The op's own Python function is run on a dict of abstract values. `written` changes lists, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from lowtide.ir import opdefs
-from lowtide.specialise.abstract import Abs, Map, Seq, concrete, constant, is_constant
+from lowtide.ir.core import Op
+from lowtide.specialise import scalars
+from lowtide.specialise.abstract import Abs, Map, Pending, Seq, concrete, constant, is_constant
+from lowtide.specialise.lifting import rows
+from lowtide.specialise.region_boundaries import Stop
 from lowtide.texpr.build import Unsupported
 
 
@@ -67,3 +71,21 @@ def _wrapped(found: object) -> Abs:
 
 def _mapping(entries: dict[Any, Abs]) -> Abs:
     return Abs(Map(tuple(entries), tuple(entries.values())))
+
+
+def written(run: Any, op: Op, operands: list[Abs]) -> Abs:
+    """A list or dict made in this region is changed; what it was is kept for a retreat."""
+    xs = operands[0]
+    before = xs.value
+    if any(isinstance(x.value, Pending) for x in operands) and xs.origin is None:
+        run.change(xs, rows.changed(run, op, operands))
+        return Abs(None)
+    if xs.origin is not None or not isinstance(before, Seq | Map):
+        raise Stop("changes what was made before")
+    if isinstance(before, Map):
+        result, after = evaluate(op.name, operands)
+    else:
+        elems, result = scalars.changed_list(op.name, operands)
+        after = Seq(list, tuple(elems))
+    run.change(xs, after)
+    return result

@@ -38,6 +38,7 @@ STOPPING: Final = {
     "enum.get": "looks up an enum",
     "future.done": "makes a future",
 }
+ITEM: Final = "Tensor.item"
 _HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # they only hold what they are given
 _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
@@ -54,7 +55,9 @@ def ends_region(op: Op) -> str:
 def static_reason(op: Op) -> str:
     """Why this op ends a region, "" if it need not."""
     family = op.name.partition(".")[0]
-    if op.name == "call_torch" and (late_binding.may_bind(op) or assertions.is_call(op)):
+    if op.name == "call_torch" and (
+        late_binding.may_bind(op) or assertions.is_call(op) or is_item(op)
+    ):
         return ""
     if op.name == "section" and op.attrs["chunks"] == 1:
         return "is computed again in the backward pass"
@@ -71,6 +74,11 @@ def static_reason(op: Op) -> str:
             return "has no record"
         return "" if record.lower is not None else "is not lowered"
     return ""
+
+
+def is_item(op: Op) -> bool:
+    """Does it read the only element of a tensor as a number?"""
+    return op.name == "call_torch" and op.attrs.get("target") == ITEM
 
 
 def only_prepares(op: Op) -> bool:

@@ -13,8 +13,9 @@ Either is specialised whole or not at all, so that a trace ends between two ops 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 from lowtide.errors import Loc
@@ -24,13 +25,11 @@ from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.specialise import control, late_binding, mappings, scalars, torch_ops
+from lowtide.specialise import control, kernel_numbers, late_binding, mappings, scalars, torch_ops
 from lowtide.specialise.abstract import (
     OPAQUE,
     Abs,
-    Map,
     Origin,
-    Pending,
     Seq,
     constant,
     frozen,
@@ -40,13 +39,20 @@ from lowtide.specialise.abstract import (
     tensors_in,
 )
 from lowtide.specialise.activity import Activity, Full
-from lowtide.specialise.assertions import holds, is_call, negated, only_asserted
+from lowtide.specialise.assertions import asserted, is_call, only_asserted
 from lowtide.specialise.layers import alive_bytes, are_pairs, narrowest, nbytes
 from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lifting.statistics import counted, may_be_written
 from lowtide.specialise.lowering_operands import elements
 from lowtide.specialise.missing_sizes import divisors_behind, size_names
-from lowtide.specialise.region_boundaries import Stop, ends_region, only_prepares, reads_sums
+from lowtide.specialise.region_boundaries import (
+    STOPPING,
+    Stop,
+    ends_region,
+    is_item,
+    only_prepares,
+    reads_sums,
+)
 from lowtide.specialise.signature import SMALL, Binding, size_symbol
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import (
@@ -149,6 +155,8 @@ def specialise(
             reach, layers = range(reach.start, why.stop), ()
         except _TooSmall:
             scale *= 2
+        except kernel_numbers.Escaped as why:
+            kept[why.op] = str(why)
         except rows.Escaped as why:
             if why.cut and scale < MOST_SCALE:
                 scale *= 2  # what reads the list belongs into the same region
@@ -197,6 +205,8 @@ class _Specialiser:
         self.loop: Op | None = None  # the innermost of those that are lifted
         self.asserted: frozenset[Value] = frozenset()  # see `assertions`
         self.is_asserting = False  # such a bool is made, and not asserted yet
+        self.numbers_by: dict[Abs, Op] = {}  # that kernels compute, and by which ops
+        self.pairs_alive: Callable[[], bool] = bool  # see `kernel_numbers`
 
     def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
         """The trace; raises NeedGuards in place of any result: all ops are traced with answers."""
@@ -233,6 +243,7 @@ class _Specialiser:
                 is_cut = True
                 break
             mark = self.mark()
+            self.pairs_alive = partial(kernel_numbers.pairs_alive, self, env, block, stop)
             try:
                 self.op(op, env)
             except Full as why:  # it begins the next region, with what only it needs
@@ -257,6 +268,7 @@ class _Specialiser:
             if not only_prepares(op):
                 cut, at_cut = stop, self.mark()
         loc = block.ops[min(stop, len(block.ops) - 1)].loc
+        kernel_numbers.check_escapes(self, env, block.ops[stop:] or [block.terminator])
         if self._undo or self.items:
             self.refresh(env.values())
             later = block.ops[stop:] or [block.terminator]
@@ -346,15 +358,6 @@ class _Specialiser:
         assert isinstance(held.value, Val)
         self.b.program.checks.append(held.value.name)
 
-    def _asserted(self, op: Op, x: Abs) -> Abs | None:
-        """The bool of a tensor of one element, which is only asserted; else None."""
-        if op.results[0] not in self.asserted or self.loop or not isinstance(x.value, Val):
-            return None
-        if any(as_index(size).const != 1 for size in x.value.shape):
-            return None
-        self.is_asserting = True
-        return Abs(negated(self.b, x.value) if op.name == "py.not" else holds(self.b, x.value))
-
     def derive_int(self, origin: Origin) -> Abs:
         name = f"c{len(self.derived)}"
         found = self.derived[name] = Abs(size_symbol(name, None), origin)
@@ -400,13 +403,22 @@ class _Specialiser:
         elif op.name.startswith("torch."):
             results = torch_ops.evaluate(self, op, operands)
         elif is_call(op):
-            x = operands[0].value
-            if self.loop or not isinstance(x, Val) or any(as_index(s).const != 1 for s in x.shape):
+            held = asserted(self, op, operands[0])
+            if held is None:
                 raise Stop("asserts what is known only at run time")
-            self.check(Abs(holds(self.b, x)))
+            self.check(held)
             results = [constant(None) for _ in op.results]
-        elif op.results and (made := self._asserted(op, operands[0] if operands else Abs(None))):
+        elif (
+            op.results
+            and op.results[0] in self.asserted
+            and (made := asserted(self, op, operands[0]))
+        ):
+            self.is_asserting = True
             results = [made]
+        elif (made := kernel_numbers.evaluated(self, op, operands)) is not None:
+            results = [made]
+        elif is_item(op):
+            raise Stop(STOPPING[op.name])
         else:
             results = self.python(op, operands)
         env.update(zip(op.results, results, strict=True))
@@ -470,7 +482,7 @@ class _Specialiser:
                 if definition is None:
                     raise Stop("is run by Python")
                 if definition.writes:
-                    return [self._write(op, operands)]
+                    return [mappings.written(self, op, operands)]
                 if op.name.startswith("dict.") and operands:
                     return [mappings.evaluate(op.name, operands)[0]]
                 if any(isinstance(x.value, rows.Rows) for x in operands):
@@ -480,23 +492,6 @@ class _Specialiser:
                     if source:
                         return self._late(op, source, operands)
                 return [scalars.evaluate(self, op, definition, operands)]
-
-    def _write(self, op: Op, operands: list[Abs]) -> Abs:
-        """A list or dict made in this region is changed; what it was is kept for a retreat."""
-        xs = operands[0]
-        before = xs.value
-        if any(isinstance(x.value, Pending) for x in operands) and xs.origin is None:
-            self.change(xs, rows.changed(self, op, operands))
-            return Abs(None)
-        if xs.origin is not None or not isinstance(before, Seq | Map):
-            raise Stop("changes what was made before")
-        if isinstance(before, Map):
-            result, after = mappings.evaluate(op.name, operands)
-        else:
-            elems, result = scalars.changed_list(op.name, operands)
-            after = Seq(list, tuple(elems))
-        self.change(xs, after)
-        return result
 
     def _widen_for_pairs(self, stored: int) -> None:
         """Raise _TooSmall if a region that ends here would store values of pairs."""

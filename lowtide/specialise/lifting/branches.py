@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lowtide.ir.core import Value
+from lowtide.ir.core import Op, Value
 from lowtide.specialise import varying
 from lowtide.specialise.abstract import Abs, Map, Seq, concrete, is_constant
 from lowtide.specialise.lifting import rows
@@ -49,9 +49,10 @@ class _Branch:
 
 
 def chosen(
-    run: Any, cond: Expr, env: Mapping[Value, Abs], yes: TraceBranch, no: TraceBranch
+    run: Any, op: Op, cond: Expr, env: Mapping[Value, Abs], yes: TraceBranch, no: TraceBranch
 ) -> list[Abs]:
-    """Follows both branches; raises Unsupported where there is no choice of what they give."""
+    """Follows both branches of an `if`; raises Unsupported where there is no choice of what they
+    give."""
     outer = reachable(env.values())
     taken = _traced_branch(run, cond, nonnegative_if(cond), yes, outer)
     other = _traced_branch(run, varying.negated(cond), nonnegative_unless(cond), no, outer)
@@ -59,7 +60,8 @@ def chosen(
         a, b = (branch.changed.get(x, x.value) for branch in (taken, other))
         run.change(x, _choice(run.b, cond, a, b))
     return [
-        _result(run, cond, a, b, outer) for a, b in zip(taken.results, other.results, strict=True)
+        _result(run, op, cond, a, b, outer)
+        for a, b in zip(taken.results, other.results, strict=True)
     ]
 
 
@@ -94,15 +96,15 @@ def within(b: Builder, cond: Expr, known: Sequence[Index]) -> Generator[None]:
         b.assumed, b.mask, b.unmasked = assumed, mask, unmasked
 
 
-def affordable(run: Any, trace_branch: TraceBranch) -> list[Abs]:
-    """What a branch gives whose sums are small enough to compute them where it is not taken; raises
-    Unsupported."""
+def affordable(run: Any, trace_branch: TraceBranch, most: int) -> list[Abs]:
+    """What a branch gives whose sums have at most so many points, so that they can be computed
+    where it is not taken; raises Unsupported."""
     since = len(run.b.program.defs)
     results = trace_branch()
     for d in list(run.b.program.defs.values())[since:]:
         if isinstance(d.expr, Reduce):
             sizes = (_likely(run, a.extent) for a in (*d.axes, *d.expr.axes))
-            if math.prod(sizes) > MOST_POINTS:
+            if math.prod(sizes) > most:
                 raise Unsupported("is too much to compute where it is not needed")
     return results
 
@@ -115,19 +117,19 @@ def _likely(run: Any, size: Index) -> int:
 
 
 def _result(
-    run: Any, cond: Expr, yes: tuple[Abs, object], no: tuple[Abs, object], outer: set[Abs]
+    run: Any, op: Op, cond: Expr, yes: tuple[Abs, object], no: tuple[Abs, object], outer: set[Abs]
 ) -> Abs:
     (x, a), (y, b) = yes, no
     if x is y:  # where a branch has changed it, that is a choice already
         return x
     if isinstance(a, Val) and isinstance(b, Val):
         found = Abs(_choice(run.b, cond, a, b))
-        _note_names(run, found, [s for s in (x, y) if root_of(s) in outer])
+        _note_names(run, op, found, [s for s in (x, y) if root_of(s) in outer])
         return found
     same = Abs(a), Abs(b)
     if isinstance(a, Seq) and isinstance(b, Seq) and _is_alike(a, b):
         pairs = zip(a.elems, b.elems, strict=True)
-        elems = [_result(run, cond, (s, s.value), (t, t.value), outer) for s, t in pairs]
+        elems = [_result(run, op, cond, (s, s.value), (t, t.value), outer) for s, t in pairs]
         return Abs(Seq(a.kind, tuple(elems)))
     if isinstance(a, Index) and a is b:
         return x
@@ -153,14 +155,25 @@ def _are_equal(a: Abs, b: Abs) -> bool:
     return bool(concrete(a) == concrete(b))
 
 
-def _note_names(run: Any, found: Abs, names: Iterable[Abs]) -> None:
+def _note_names(run: Any, op: Op, found: Abs, names: Iterable[Abs]) -> None:
     """The result may be one of these, which were there before."""
     for x in names:
         root = root_of(x)
         run.blocked.update((found, root))
-        if root is not x or root.origin is not None or root in run.items:
+        if run.loop is None:
+            run.items[found] = _one_of(run, op, found, x)
+        elif root is not x or root.origin is not None or root in run.items:
             run.items[found] = run.items.get(root, rows.Item(run.loop, None))
         run.chosen.add(found)
+
+
+def _one_of(run: Any, op: Op, found: Abs, x: Abs) -> rows.Item:
+    """What is known of a choice outside of loops, which may be `x`."""
+    root = root_of(x)
+    own, other = (run.items[y].aliases if y in run.items else () for y in (found, root))
+    is_made_here = root is x and root.origin is None
+    known = None if not is_made_here or own is None or other is None else (*own, *other, root)
+    return rows.Item(op, known, is_choice=True)
 
 
 def _choice(b: Builder, cond: Expr, yes: object, no: object) -> object:

@@ -163,6 +163,7 @@ class Lift:
         there = varying.within(self.done, count)
         return branches.chosen(
             self.run,
+            self.run.loop,
             there,
             self.env,
             lambda: self.run.inline(block, self.env),
