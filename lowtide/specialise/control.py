@@ -33,7 +33,8 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
     has_loop = any(o.name == "loop" for block in op.blocks for o in block.ops)
     cond = None if is_constant(condition) else varying.truth(condition)
     is_of_tensor = kernel_numbers.is_one(condition) and run.loop is None
-    if is_of_tensor and (op in run.kept or not run.pairs_alive()):
+    is_recorded = run.activity.records  # a result requires a gradient in one branch only, perhaps
+    if is_of_tensor and (op in run.kept or is_recorded or not run.pairs_alive()):
         raise Stop("branches on the value of a tensor")
     if cond is not None:
         yes, no = op.blocks

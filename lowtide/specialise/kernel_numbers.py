@@ -22,6 +22,7 @@ from lowtide.ops import registry
 from lowtide.specialise import torch_ops, varying
 from lowtide.specialise.abstract import Abs, Map, Origin, Seq
 from lowtide.specialise.layers import are_pairs, nbytes
+from lowtide.specialise.lifting.inplace import root_of
 from lowtide.specialise.region_boundaries import ITEM, Stop, is_item
 from lowtide.specialise.stand_ins import UNKNOWN
 from lowtide.texpr import expr as ex
@@ -103,6 +104,14 @@ def _read(run: Any, op: Op, x: Abs) -> Abs | None:
 def number_in(x: Any) -> Any:
     """The only element of a tensor as a number."""
     return UNKNOWN if x.is_meta else x.item()
+
+
+def check_write(run: Any, x: Abs) -> None:
+    """Raises Stop if a tensor is to be changed of which a number may be read after the kernels."""
+    for number in run.numbers_by:
+        origin = number.origin
+        if isinstance(origin, Origin) and any(root_of(y) is root_of(x) for y in origin.operands):
+            raise Stop("changes a tensor of which a number is read later")
 
 
 def _truth(run: Any, element: Expr) -> Expr:

@@ -506,6 +506,7 @@ class _Specialiser:
 
     def change(self, x: Abs, value: object) -> None:
         """The list, dict or tensor is another from here on."""
+        kernel_numbers.check_write(self, x)
         self._undo.append((x, x.value))
         x.value = value
 
