@@ -99,10 +99,13 @@ def _frozen(mod: torch.nn.Module, preserved: frozenset[str]) -> ScriptModule:
 
 
 def _without_parameters(root: torch.nn.Module) -> None:
-    """Parameters become buffers, which are not saved as state."""
+    """Parameters become buffers, which are not saved as state; one that is shared stays so."""
+    made: dict[torch.nn.Parameter, torch.Tensor] = {}
     for module in root.modules():
         own = vars(module)
         for name, parameter in own["_parameters"].items():
-            own["_buffers"][name] = None if parameter is None else parameter.detach()
+            if parameter is not None and parameter not in made:
+                made[parameter] = parameter.detach()
+            own["_buffers"][name] = None if parameter is None else made[parameter]
             own["_non_persistent_buffers_set"].add(name)
         own["_parameters"].clear()

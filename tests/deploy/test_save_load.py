@@ -691,3 +691,21 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a path or a binary file, not None"):
         lt.save(made, None)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+def test_freeze_of_shared_parameters() -> None:
+    net, x = _Tied().eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        for made in (lt.script(net), lt.trace(net, (x,))):
+            for frozen in (lt.freeze(made), lt.freeze(through_file(made).eval())):
+                torch.testing.assert_close(frozen(x), net(x))

@@ -39,7 +39,9 @@ class Objects:
 
     code: Code
     made: dict[int, Any] = field(default_factory=dict[int, Any])
-    waiting: list[tuple[Any, object]] = field(default_factory=list[tuple[Any, object]])
+    waiting: list[tuple[Any, object, ModuleClass]] = field(
+        default_factory=list[tuple[Any, object, ModuleClass]]
+    )
 
     def value(self, found: object) -> Any:
         """Return the object for what the reader found. Raises LoadError."""
@@ -60,8 +62,9 @@ class Objects:
 
     def settle(self) -> None:
         """Give the objects of classes with `__setstate__` their state."""
-        for made, state in self.waiting:
+        for made, state, info in self.waiting:
             set_state(made, state)
+            _register(made, info)
         self.waiting.clear()
 
     def _list(self, found: list[object]) -> Any:
@@ -105,7 +108,7 @@ class Objects:
             vars(made)["_lowtide_adopts"] = functools.partial(_assigned, info.constants)
         if "__setstate__" in vars(cast("Any", cls)):
             self._prepare(made, info)
-            self.waiting.append((made, self.value(found.state)))
+            self.waiting.append((made, self.value(found.state), info))
         elif isinstance(found.state, dict):
             for name, value in cast("dict[object, object]", found.state).items():
                 self._set(found.cls, made, info, name, self.value(value))
@@ -114,11 +117,11 @@ class Objects:
         return made
 
     def _prepare(self, made: Any, info: ModuleClass) -> None:
-        """Give an object its attributes without values, which `__setstate__` sets."""
+        """Give an object its attributes without values, which `__setstate__` sets. It sets plain
+        tensors, also those that are to be parameters."""
         for name in type(made).__annotations__:
-            if name in info.parameters or name in info.buffers:
-                kind = "_parameters" if name in info.parameters else "_buffers"
-                vars(made)[kind][name] = None
+            if name in info.buffers:
+                vars(made)["_buffers"][name] = None
             elif name not in vars(made):
                 object.__setattr__(made, name, None)
 
@@ -139,6 +142,14 @@ class Objects:
             own["_buffers"][name] = value
         else:
             own[name] = value
+
+
+def _register(made: Any, info: ModuleClass) -> None:
+    """Make parameters of the tensors that `__setstate__` has set for them."""
+    own = cast("dict[str, Any]", vars(made))
+    for name in info.parameters:
+        value = cast("torch.Tensor | None", own.pop(name, None))
+        own["_parameters"][name] = None if value is None else _parameter(value)
 
 
 def _parameter(tensor: torch.Tensor) -> torch.nn.Parameter:

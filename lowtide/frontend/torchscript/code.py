@@ -393,11 +393,6 @@ def _base(path: str) -> type[torch.nn.Module]:
     return torch.nn.ModuleList if _MANGLED.sub("", path) == _LIST else torch.nn.Module
 
 
-def _is_checked(found: object) -> bool:
-    """Whether a class of which a caller may have another of the same name."""
-    return isinstance(found, type) and not issubclass(found, torch.nn.Module | tuple)
-
-
 @dataclass(frozen=True, slots=True)
 class _NamesOf:
     """Names in one file of the code; see `language.Names`."""
@@ -463,7 +458,7 @@ class _NamesOf:
             return False
         parts = (n for n in ast.walk(node) if isinstance(n, ast.Attribute))
         paths = (p for p in map(ast.unparse, parts) if self.code.defines(p))
-        return any(map(_is_checked, (self.code.find(p, node, self.file) for p in paths)))
+        return any(isinstance(self.code.find(p, node, self.file), enum.EnumMeta) for p in paths)
 
     def is_bound(self, name: str) -> bool:
         return name in self.code.outer

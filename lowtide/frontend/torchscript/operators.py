@@ -350,11 +350,8 @@ def _item(c: Context, node: ast.Subscript) -> Node:
 def _member(c: Context, node: ast.AST, cls: type[Any], value: Value) -> Node:
     """Return the archive's member for one of the author's own enum of that name."""
     given = class_of(value.type)
-    is_inner = c.frame.caller is not None
-    if given is cls or value.type == t.NONE or (given is None and is_inner):
+    if given is None or given is cls:
         return value
-    if given is None:
-        raise c.error(node, f"an object for the archive's {cls.__name__}", "one of the archive's")
     if not issubclass(given, enum.Enum) or given.__name__ != cls.__name__:
         raise c.error(node, f"a {given.__name__} for the archive's {cls.__name__}", "a member")
     name = python_objects.name_of(cls)

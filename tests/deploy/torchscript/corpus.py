@@ -22,8 +22,8 @@ KINDS = ("language", "modules", "operators")
 
 # Refused, with the archive's line.
 _ENUMS = "a container with members of the caller's own enum is refused"
-_CLASS = "an object of the caller's own class is refused; torch.jit has the archive's methods"
 _INTS = "an int beyond 64 bits raises, where torch.jit wraps"
+_CLASS = "torch.jit runs the archive's methods on an object of the caller's subclass"
 # Flaws of torch.jit's: what lt.load gives is what Python gives.
 _FLAW = "torch.jit drops a change of a list in a list"
 _IS = "`is` of two equal members is False in torch.jit"

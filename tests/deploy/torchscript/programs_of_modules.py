@@ -265,3 +265,24 @@ def _traced(name: str, make: Any, given: Any) -> None:
 _traced("convolutions", lambda: Convolutions().eval(), _image)
 _traced("attention", lambda: Attention().eval(), lambda: (x3().view(1, 3, 4).requires_grad_(),))
 _traced("function", lambda: lambda x: (x.relu() @ x.t(), x[:, 0].sum()), X)
+
+
+@program(lambda: (torch.ones(2),))
+class SetsAParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+        self.n = 5
+
+    @torch.jit.export
+    def __getstate__(self):
+        return self.w.detach() * 2, self.n, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[Tensor, int, bool]):
+        self.w = state[0]
+        self.n = state[1] + 1
+        self.training = state[2]
+
+    def forward(self, x: Tensor):
+        return x * self.w + self.n
