@@ -42,6 +42,7 @@ from lowtide.codegen.host.region import (
     verify_region,
 )
 from lowtide.ir.literals import is_literal
+from lowtide.ops.library import is_none
 from lowtide.specialise.abstract import (
     Abs,
     Map,
@@ -346,9 +347,9 @@ class _Writer:
     def _tensor(self, x: Abs) -> Operand:
         if isinstance(x.origin, Place):
             return _live(x.origin)
-        if x.base is not None and self._exists(x.base):
+        if x.base is not None and self._exists(x.base) and not is_none():
             return self._origin(x)
-        return self._output(x)
+        return self._output(x)  # without PyTorch, a view is a copy: see `deploy/c_library/walk`
 
     def _exists(self, x: Abs) -> bool:
         """Whether the tensor is materialised, apart from uses by views."""

@@ -43,6 +43,7 @@ from lowtide.execute.specialisations import Dying, Entry, Node, Specialisation, 
 from lowtide.execute.unsaved import unsaved
 from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Value, walk
+from lowtide.ops.library import is_none
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import (
@@ -336,26 +337,27 @@ class Region:
         """Return the specialisation, found or made. Making it may need more constants in the
         signature, or further splits."""
         for _ in range(_MAX_ATTEMPTS):
-            binding = self._binding(values, device)
+            binding = self.binding(values, device)
             slot = self.tree_slot(binding)
             if slot.found is not None:
                 return binding, slot.found
-            made = self._make(binding, slot.assumed, values)
+            made = self.make(binding, slot.assumed, values)
             if made is None:
                 continue  # the levels have been raised, so the signature is another one
             self._put(slot, made)
             if isinstance(made, Specialisation):
                 return binding, made
         fault = AssertionError(f"the signature of {self.name} does not settle")
-        binding = self._binding(values, device)
+        binding = self.binding(values, device)
         return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
 
-    def _binding(self, values: Sequence[Any], device: torch.device) -> Binding:
+    def binding(self, values: Sequence[Any], device: torch.device) -> Binding:
+        """Return the live-ins seen through the signature as it is now."""
         made = Binding(values, self.levels, self.keys.floats, device, self.alike)
         made.is_again = self.is_again
         return made
 
-    def _make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
+    def make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """Return a specialisation, a split, or None after the levels have been raised."""
         if self.count >= MAX_CLASSES:
             return self._eager(f"{MAX_CLASSES} signatures are compiled already")
@@ -473,7 +475,7 @@ class Region:
         host = self._host(trace, binding, results, records)
         has_format = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
         plain = not has_format and is_plain(self.block.ops[self.start : trace.stop])
-        if (binding.is_contiguous and plain) or host.is_empty:
+        if (binding.is_contiguous and plain) or host.is_empty or is_none():
             return host, host_code.NO_ORDERS
         orders = orders_of(self._again(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders

@@ -1,67 +1,118 @@
 """A region's code by itself, for what is run without PyTorch: see `deploy/c_library`.
 
-In: a region, its live-ins in an example. Out: a `Standing`.
+In: a region, its live-ins in an example. Out: `Leaf`s: its code for each answer to the questions
+that its ops ask about sizes.
+
+    y = x[:n]      Leaf n >= 0, rows >= n: y = the first n rows;  Leaf n >= rows: y = x;  …
+
+The region's levels must say of each dim and int whether it is a constant, so that nothing is asked
+about the sizes of the example alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lowtide.errors import Loc
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.region import Region
-from lowtide.specialise.signature import CPU, LEAST, Binding
-from lowtide.texpr.build import Val
-from lowtide.texpr.index import Index, as_index
+from lowtide.execute.specialisations import Specialisation, Split
+from lowtide.ir.core import Value
+from lowtide.specialise.signature import CPU, Binding
+from lowtide.texpr.index import Index
+from lowtide.texpr.sizes import evaluate
 
-_ANY: Final = -(2**62)  # the least value of an int that is not a size
+MOST_LEAVES: Final = 8
+_ROUNDS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """`reason`: why the code is not for the whole region, "" if it is; `guards`: (index, whether it
-    is >= 0) for all sizes that the code is for; `dims`: where each symbol stands, in the user's
-    words; `least`: its least value; `dtypes`, `shapes`: of the live-ins."""
+class Leaf:
+    """`guards`: (index, whether it is >= 0). `reason`: why `host` is not for the whole region, ""
+    if it is; `stop`: the first op that it is not for. `results`: what it makes for later ops."""
 
+    guards: Mapping[Index, bool]
     reason: str
     loc: Loc
+    stop: int
+    results: tuple[Value, ...]
     host: HostCode | None
-    numbers: Mapping[str, int]
-    guards: tuple[tuple[Index, bool], ...]
-    dims: Mapping[str, Sequence[str]]
-    least: Mapping[str, int]
-    dtypes: Sequence[Any]
-    shapes: Sequence[tuple[Index, ...]]
+    binding: Binding
 
 
-def standing(region: Region, values: Sequence[Any]) -> Standing:
-    """See the module's text."""
+Decide = Callable[[Index, Binding, Mapping[Index, bool]], bool | None]
+
+
+def leaves(region: Region, values: Sequence[Any], decide: Decide) -> list[Leaf]:
+    """Return the leaf of the example, then those of other answers that stop at the same op.
+    `decide`: says whether an index is >= 0, given other answers; None if either is possible."""
     with region.lock:
-        binding, spec = region.specialisation(list(values), CPU)
-        slot = region.tree_slot(binding)
-    is_whole = spec.finished and spec.host is not None
-    abstract = [x.value for x in binding.abstract()[1]]
-    tensors = [x if isinstance(x, Val) else None for x in abstract]
-    return Standing(
-        reason=spec.eager or ("" if is_whole else spec.reason or "is not compiled"),
-        loc=spec.loc,
-        host=spec.host,
-        numbers=dict(binding.numbers),
-        guards=tuple(slot.assumed.items()),
-        dims=_dims(region, binding),
-        least={n: LEAST.get(n[0], _ANY) for n in binding.numbers},
-        dtypes=[None if x is None else x.dtype for x in tensors],
-        shapes=[() if x is None else tuple(map(as_index, x.shape)) for x in tensors],
+        for _ in range(_ROUNDS):
+            binding = region.binding(values, CPU)
+            questions: list[dict[Index, bool]] = []
+            first = _leaf(region, binding, {}, values, questions, decide)
+            if first is not None:
+                return [first, *_others(region, first, values, questions, decide)]
+    raise AssertionError(f"the signature of {region.name} does not settle")
+
+
+def _leaf(
+    region: Region,
+    binding: Binding,
+    assumed: Mapping[Index, bool],
+    values: Sequence[Any],
+    questions: list[dict[Index, bool]],
+    decide: Decide,
+) -> Leaf | None:
+    """Return the leaf for these answers and the example's to further questions, after adding the
+    other answers to `questions`; None if the levels have been raised."""
+    known = dict(assumed)
+    while True:
+        made = region.make(binding, known, list(values))
+        if made is None:
+            return None
+        if isinstance(made, Specialisation):
+            return _found(made, known, binding)
+        node: Specialisation | Split | None = made
+        while isinstance(node, Split):
+            shown = evaluate(node.index, binding.numbers) >= 0
+            holds = decide(node.index, binding, known)
+            if holds is None:
+                holds = shown
+                questions.append({**known, node.index: not holds})
+            known[node.index] = holds
+            node = (node.yes if shown else node.no) if holds is shown else None
+
+
+def _found(made: Specialisation, guards: Mapping[Index, bool], binding: Binding) -> Leaf:
+    return Leaf(
+        guards=dict(guards),
+        reason=made.eager or ("" if made.finished else made.reason),
+        loc=made.loc,
+        stop=made.stop,
+        results=tuple(made.results),
+        host=None if made.eager else made.host,
+        binding=binding,
     )
 
 
-def _dims(region: Region, binding: Binding) -> dict[str, list[str]]:
-    """Return for each symbol all expressions of the user's that have its value."""
-    found: dict[str, list[str]] = {}
-    for symbol, spots in binding.spots.items():
-        for place, dim, _ in spots:
-            name = region.shown_name(region.live_ins[place.position])
-            found.setdefault(symbol, []).append(name if dim < 0 else f"{name}.shape[{dim}]")
+def _others(
+    region: Region,
+    first: Leaf,
+    values: Sequence[Any],
+    questions: list[dict[Index, bool]],
+    decide: Decide,
+) -> list[Leaf]:
+    found: list[Leaf] = []
+    levels, alike = region.levels, region.alike
+    while questions and len(found) < MOST_LEAVES:
+        assumed = questions.pop(0)
+        leaf = _leaf(region, first.binding, assumed, values, questions, decide)
+        if leaf is None:  # it needs constants that the example's leaf does not need
+            region.levels, region.alike = levels, alike
+            continue
+        if leaf.host is not None and leaf.stop == first.stop:
+            found.append(leaf)
     return found

@@ -41,8 +41,9 @@ TINY = 1  # sizes up to this always are: what is 1 broadcasts, of what is 0 noth
 LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
 
 # MIXED: a dim that was larger than SMALL when it first varied, so that there are kernels for that.
-# SIZE_LIKE: an int that ops compare with sizes.
-MIXED, VARIES, FREE, SIZE_LIKE, CONSTANT = -2, -1, 0, 1, 2
+# SIZE_LIKE: an int that ops compare with sizes. ANY, of exported C alone: a dim that may be 0 or 1,
+# too, or an int that may be negative, and that ops may compare with sizes.
+ANY, MIXED, VARIES, FREE, SIZE_LIKE, CONSTANT = -3, -2, -1, 0, 1, 2
 
 
 class Spot(NamedTuple):
@@ -128,7 +129,7 @@ class Dense:
 Code = int | str  # a size: a constant, or the name of a symbol
 # The least value of symbols, by the letter of their names; others may be anything. Two different
 # symbols s have different values, all others may be equal.
-LEAST = {"s": SMALL + 1, "v": TINY + 1, "i": 0}
+LEAST = {"s": SMALL + 1, "v": TINY + 1, "i": 0, "w": 0}
 
 
 class Binding:
@@ -229,6 +230,8 @@ class Binding:
     def _alone(self, v: int, spot: Spot, level: int) -> Code:
         if spot.is_int:
             return self._int(v, spot, level)
+        if level == ANY:
+            return self._symbol("w", v, spot)
         if level == CONSTANT or v <= TINY or (v <= SMALL and level >= FREE):
             return v
         if level == VARIES or v <= SMALL:
@@ -241,6 +244,8 @@ class Binding:
         return found
 
     def _int(self, v: int, spot: Spot, level: int) -> Code:
+        if level == ANY:
+            return self._symbol("n", v, spot)
         if level == CONSTANT or abs(v) >= LARGE or (level == SIZE_LIKE and v <= SMALL):
             return v
         name = self._symbol("n" if level == FREE or v < 0 else "i", v, spot)

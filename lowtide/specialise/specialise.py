@@ -25,6 +25,7 @@ from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
+from lowtide.ops.library import is_none
 from lowtide.specialise import control, kernel_numbers, late_binding, mappings, scalars, torch_ops
 from lowtide.specialise.abstract import (
     OPAQUE,
@@ -223,7 +224,8 @@ class _Specialiser:
     def trace(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
         start = reach.start
         stop, reason, misfit, is_cut = start, "", False, False
-        self.asserted = only_asserted(block)
+        # In exported C, an assertion that fails is a status with the program's own message.
+        self.asserted = frozenset() if is_none() else only_asserted(block)
         cut, at_cut = start, self.mark()
         for op in block.ops[start : reach.stop]:
             if op is block.terminator:  # of which the region may not have all operands

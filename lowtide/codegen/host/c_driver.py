@@ -38,6 +38,7 @@ from lowtide.codegen.host.program import (
     View,
     Work,
 )
+from lowtide.texpr.build import symbols
 from lowtide.texpr.index import Index, product
 from lowtide.tile.matmul import Matmul
 
@@ -65,6 +66,24 @@ static int64_t lt_layout(const lt_piece *p, int64_t count, int64_t *offsets) {
 }
 """
 ALIGNED: int = 64
+
+
+def layout(pieces: Sequence[tuple[int, int, int]]) -> tuple[list[int], int]:
+    """Return what `lt_layout` finds: offsets of pieces (bytes, from, to), and the bytes of all."""
+    offsets: list[int] = []
+    for i, (nbytes, begin, end) in enumerate(pieces):
+        at, is_moved = 0, True
+        while is_moved:
+            is_moved = False
+            for (size, first, last), offset in zip(pieces[:i], offsets, strict=True):
+                is_apart = last < begin or end < first
+                if not (is_apart or at >= offset + size or offset >= at + nbytes):
+                    at, is_moved = offset + size, True
+        offsets.append(at)
+    ends = (at + n for at, (n, _, _) in zip(offsets, pieces, strict=True))
+    return offsets, max(ends, default=0)
+
+
 CTYPES: Mapping[str, str] = {
     "f32": "float", "f64": "double", "i64": "int64_t", "i32": "int32_t", "i16": "int16_t",
     "i8": "int8_t", "u8": "uint8_t", "bool": "uint8_t", "bf16": "uint16_t", "f16": "uint16_t",
@@ -81,34 +100,34 @@ def c_name(name: str) -> str:
 
 
 @dataclass(slots=True)
-class _Piece:
-    nbytes: str
+class Piece:
+    """A temporary: `factor` times the largest of `nbytes` bytes, which lives from statement `begin`
+    to statement `end`."""
+
+    nbytes: tuple[Index, ...]
     begin: int
     end: int
+    factor: int = 1
 
 
 @dataclass(slots=True)
 class CDriver:
     """See the module's text. `outputs`: results, by name, with the C expression of their memory.
-    `kernels`: the C function of each kernel by its name in the program."""
+    `kernels`: the C function of each kernel by its name in the program. `first`: the number of the
+    first temporary among those of the whole function."""
 
     program: HostProgram
     outputs: Mapping[str, str]
     kernels: Mapping[str, str]
     most_threads: int = 8
-    _pieces: dict[str, _Piece] = field(default_factory=dict[str, _Piece])
+    first: int = 0
+    _pieces: dict[str, Piece] = field(default_factory=dict[str, Piece])
     _parent: dict[str, str] = field(default_factory=dict[str, str])
     _loops: list[Loop] = field(default_factory=list[Loop])
     _sizes: dict[str, None] = field(default_factory=dict[str, None])
 
-    def sizes(self) -> list[str]:
-        """Return the lines that compute the sizes which temporaries depend on."""
-        return [
-            f"int64_t z_{s.name} = {c_index(s.index)}; (void)z_{s.name};"
-            for s in self._first_sizes()
-        ]
-
-    def _first_sizes(self) -> list[Size]:
+    def sizes(self) -> list[Size]:
+        """Return the sizes that are computed, in order."""
         seen: set[str] = set()
         found: list[Size] = []
         steps = {s.step for s in self.program.body if isinstance(s, Loop)}
@@ -124,13 +143,12 @@ class CDriver:
 
     def _is_measure(self, size: str) -> bool:
         """Whether the bytes of a temporary depend on it."""
-        self._lay_out()
-        return any(re.search(rf"\bz_{size}\b", p.nbytes) for p in self._pieces.values())
+        return any(size in symbols(n) for p in self.pieces() for n in p.nbytes)
 
-    def pieces(self) -> list[str]:
-        """Return the table of temporaries: bytes, first and last statement."""
+    def pieces(self) -> list[Piece]:
+        """Return the temporaries, in the program's own sizes."""
         self._lay_out()
-        return [f"{{lt_aligned({p.nbytes}), {p.begin}, {p.end}}}" for p in self._pieces.values()]
+        return list(self._pieces.values())
 
     def _lay_out(self) -> None:
         if self._pieces or self._parent:
@@ -139,12 +157,9 @@ class CDriver:
         for k, s in enumerate(self.program.body):
             match s:
                 case Take(name=name, tensor=tensor) | Own(name=name, tensor=tensor):
-                    self._piece(name, _nbytes(tensor), k, last)
+                    self._piece(name, (nbytes_of(tensor),), k, last)
                 case Work(name=name, thread_bytes=found):
-                    most = c_index(found[0])
-                    for index in found[1:]:
-                        most = f"lt_max({most}, {c_index(index)})"
-                    self._piece(name, f"{self.most_threads} * ({most})", k, last)
+                    self._piece(name, found, k, last, self.most_threads)
                 case Over(name=name, of=of):
                     self._parent[name] = of
                     self._keep(of, last)
@@ -155,9 +170,11 @@ class CDriver:
                 case _:
                     pass
 
-    def _piece(self, name: str, nbytes: str, begin: int, last: int) -> None:
+    def _piece(
+        self, name: str, nbytes: tuple[Index, ...], begin: int, last: int, factor: int = 1
+    ) -> None:
         if name not in self.outputs:
-            self._pieces[name] = _Piece(nbytes, begin, last)
+            self._pieces[name] = Piece(nbytes, begin, last, factor)
 
     def _root(self, name: str) -> str:
         while name in self._parent:
@@ -187,9 +204,9 @@ class CDriver:
             yield from self._statement(s)
         for name in self.outputs:
             root = self._root(name)
-            if root != name and root not in self.outputs:
+            if root != name or name in self.program.inputs:
                 tensor = self._tensor(name)
-                yield f"memcpy({self.outputs[name]}, {c_name(name)}, {_nbytes(tensor)});"
+                yield f"memmove({self.outputs[name]}, {c_name(name)}, {_nbytes(tensor)});"
 
     def _tensor(self, name: str) -> Tensor:
         for s in self.program.body:
@@ -232,7 +249,7 @@ class CDriver:
     def _memory(self, name: str) -> str:
         if name in self.outputs:
             return f"(char *){self.outputs[name]}"
-        return f"workspace + offsets[{[*self._pieces].index(name)}]"
+        return f"workspace + offsets[{self.first + [*self._pieces].index(name)}]"
 
     def _launch(self, s: Launch) -> Iterator[str]:
         slots = ["{.p = (void *)pool}", "{.q = threads}"]
@@ -285,6 +302,11 @@ class CDriver:
         yield "}"
 
 
+def nbytes_of(tensor: Tensor) -> Index:
+    """Return the bytes of a tensor."""
+    return product(tensor.shape) * tensor.dtype.itemsize
+
+
 def _nbytes(tensor: Tensor) -> str:
     return f"{tensor.dtype.itemsize} * ({c_index(product(tensor.shape))})"
 
@@ -295,8 +317,3 @@ def _number(value: float, ctype: str) -> str:
             return "-(1.0 / 0.0)" if value < 0 else "1.0 / 0.0"
         return f"({ctype}){float(value).hex()}"
     return f"({ctype}){int(value)}"
-
-
-def shape_text(shape: Sequence[Index]) -> list[str]:
-    """Return the sizes of a tensor as C."""
-    return [c_index(size) for size in shape]

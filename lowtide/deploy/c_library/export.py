@@ -20,12 +20,12 @@ import torch
 
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
-from lowtide.codegen.host.c_driver import NotPrinted
 from lowtide.deploy.c_library.gather import Entry, gathered
+from lowtide.deploy.c_library.regions import KernelTexts
 from lowtide.deploy.c_library.self_test import self_test
 from lowtide.deploy.c_library.source import Library
 from lowtide.deploy.c_library.weights import Table
-from lowtide.errors import UNKNOWN_LOC, BackendError, CompileError, ExportError
+from lowtide.errors import BackendError, CompileError
 from lowtide.runtime import toolchain
 
 _CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C
@@ -96,20 +96,24 @@ def export_c(
         raise CompileError(f"{name!r} is no name for C", remedy="letters, digits and _")
     if weights not in ("auto", "constants", "file"):
         raise CompileError(f"weights={weights!r}", remedy='"auto", "constants" or "file"')
-    entries = _entries(m, example_inputs)
+    kernels = KernelTexts()
+    entries = _entries(m, example_inputs, kernels, name.upper())
     table = Table()
     for e in entries:
         for a in e.inputs:
-            if a.weight is not None and a.of:
+            if a.weight is not None:
                 table.add(a.weight)
+        for x in e.state:
+            if isinstance(x.value, torch.Tensor):
+                table.add(x.value)
     table.is_constant = weights == "constants" or (
         weights == "auto" and table.nbytes <= _CONSTANT_BYTES
     )
-    library = Library(name=name, entries=entries, table=table)
+    library = Library(name=name, entries=entries, table=table, kernels=kernels)
     return _write(Path(directory), library)
 
 
-def _entries(m: Any, given: Any) -> list[Entry]:
+def _entries(m: Any, given: Any, kernels: KernelTexts, upper: str) -> list[Entry]:
     made: dict[str, tuple[Any, Any]]
     if isinstance(m, ScriptFunction):
         made = {m.__name__ if _NAME.fullmatch(m.__name__) else "forward": (m, given)}
@@ -123,12 +127,18 @@ def _entries(m: Any, given: Any) -> list[Entry]:
             f"export_c() takes a compiled function or module, not a {type(m).__name__}",
             remedy="lt.script(…), lt.trace(…) or lt.load(…) of it",
         )
-    found: list[Entry] = []
-    for name, (compiled, args) in made.items():
+    for name, (_, args) in made.items():
         if args is None:
             raise CompileError(f"{name}() needs example arguments", remedy="example_inputs=(x, …)")
-        found.append(gathered(name, compiled, _as_tuple(args)))
-    return found
+    state: set[str] = set()
+    while True:
+        before = set(state)
+        found = [
+            gathered(name, compiled, _as_tuple(args), kernels, state, upper)
+            for name, (compiled, args) in made.items()
+        ]
+        if len(found) == 1 or state == before:  # all methods know of all state
+            return found
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:
@@ -137,12 +147,8 @@ def _as_tuple(args: Any) -> tuple[Any, ...]:
 
 def _write(folder: Path, library: Library) -> Export:
     n = library.name
-    try:
-        source = library.source()
-    except NotPrinted as why:
-        raise ExportError([(UNKNOWN_LOC, f"it needs {why}, for which there is no C yet")]) from why
-    expected = [_results(e) for e in library.entries]
-    test, recorded = self_test(library, expected)
+    source = library.source()
+    test, recorded = self_test(library)
     files: dict[str, str | bytes] = {
         f"{n}.h": library.header(),
         f"{n}.c": source,
@@ -165,17 +171,6 @@ def _write(folder: Path, library: Library) -> Export:
         code_bytes=(folder / built[0]).stat().st_size,
         weight_bytes=library.table.nbytes,
     )
-
-
-def _results(e: Entry) -> list[torch.Tensor]:
-    """Return what the kernels give in this process for the example."""
-    names = {a.of: v for a, v in zip(e.inputs, e.example, strict=True) if a.of}
-    given = [names[n].detach().contiguous() for n in e.host.inputs]
-    found = dict(zip([a.symbol for a in e.sizes], e.example_sizes(), strict=True))
-    numbers = {a.name: v for a, v in zip(e.inputs, e.example, strict=True)}
-    scalars = [float(numbers[e.numbers[s]]) for s in e.executable.scalars]
-    made = e.executable(given, [found[s] for s in e.executable.symbols], scalars)
-    return list(made[: len(e.outputs)])
 
 
 def _build(folder: Path, n: str) -> list[str]:

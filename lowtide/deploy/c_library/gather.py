@@ -1,49 +1,63 @@
-"""Compiles a function or method as one region that needs no library: what a C function is made of.
+"""Prints a function or method as a C function: what is around its body, and what it is given.
 
-In: a compiled function or method, example arguments. Out: an `Entry`: the host program, the
-kernels, where each size comes from, what is given and what is returned.
+In: a compiled function or method, example arguments. Out: an `Entry`: the statements of its body,
+its temporaries, where each size comes from, what is given, kept and returned.
 
-    f(x, y) with x: [1000, 3], y: [200, 3]     sizes s0 = x.shape[0], s1 = y.shape[0]; inputs x, y
+    f(x, y) with x: [1000, 3], y: [200, 3]     sizes v0 = x.shape[0], v2 = y.shape[0]; inputs x, y
 
 Numbers of the module and flags of the call are constants. A size above 32 stays an argument.
-Invariant: all that PyTorch would do in this process, kernels do here; else ExportError.
+Invariant: all that PyTorch would do in this process is C here; else ExportError.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
 import torch
 
 from lowtide import config
-from lowtide.codegen.executable import Executable, compile_program
-from lowtide.codegen.host.program import HostProgram
-from lowtide.codegen.host.region import Let, Live, Made, Output, RegionProgram
+from lowtide.codegen.host import region as host
 from lowtide.compiler import simplified
 from lowtide.deploy.c_library.answers import answered
-from lowtide.errors import ExportError, Loc
+from lowtide.deploy.c_library.flow import BROKEN
+from lowtide.deploy.c_library.regions import KernelTexts, nbytes
+from lowtide.deploy.c_library.values import (
+    MISSING,
+    Again,
+    Frame,
+    Real,
+    Refused,
+    Tensor,
+    Thing,
+    Truth,
+    c_int,
+    c_real,
+    c_truth,
+    is_bool,
+    is_float,
+    is_int,
+)
+from lowtide.deploy.c_library.walk import Walker
+from lowtide.errors import ExportError
 from lowtide.execute.driver import Driver
-from lowtide.execute.region import Region
-from lowtide.execute.standing import Standing, standing
 from lowtide.ir.core import Block, Function, Op, Value
-from lowtide.ir.dtypes import DType
+from lowtide.ir.dtypes import DType, from_torch
 from lowtide.ir.literals import is_literal
 from lowtide.specialise.region_boundaries import static_reason
-from lowtide.specialise.signature import CONSTANT, VARIES, Ineligible, Levels
-from lowtide.specialise.signature import sizes as spots_of
-from lowtide.texpr.index import Index
+from lowtide.specialise.signature import SMALL, size_symbol
+from lowtide.texpr.index import Index, as_index
 
-_MOST_SHOWN = 40
-_NOTHING = "is no kernel"
+_MOST_SHOWN: Final = 40
+_MOST_ROUNDS: Final = 100
 _FREE: Final = re.compile(
-    r"(?!(?:out|f)\d+$|(?:z|t|n|first|trip|lt|kernel)_|[A-Z]|model)[a-z]\w*", re.ASCII
+    r"(?!(?:out|f)\d+$|(?:[a-z]|first|trip|lt|kernel)_|[A-Z]|model)[a-z]\w*", re.ASCII
 )  # names that neither the C library nor the generated code uses
 _TAKEN: Final = re.compile(
     r"""sizes|weights|workspace|workspace_given|workspace_bytes|pool|pool_or_null |
-    threads|offsets|needed|fault|status|slots|i|main|auto|break|case|char |
+    threads|offsets|needed|fault|status|slots|state|message|i|main|auto|break|case|char |
     const|continue|default|do|double|else|enum|extern|float|for|goto|if |
     inline|int|long|register|restrict|return|short|signed|sizeof|static|struct |
     switch|typedef|union|unsigned|void|volatile|while|bool|true|false|asm |
@@ -58,260 +72,507 @@ _TAKEN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """What the C function is given or gives: a tensor, an int or a float. `shape`: its sizes;
-    `shown`: the user's name, which need not be one in C."""
+    """What the C function is given or gives: a tensor, an int, a float or a bool. `shape`: its
+    sizes, or their upper bounds where the data decide (`counted`); `shown`: the user's name, which
+    need not be one in C."""
 
     name: str
     shown: str = ""
-    kind: str = "tensor"  # "tensor", "int", "float"
+    kind: str = "tensor"  # "tensor", "int", "float", "bool"
     dtype: DType | None = None
     shape: tuple[Index, ...] = ()
-    of: str = ""  # its name in the host program
+    counted: bool = False
+    at: str = ""  # of an input tensor: its address in the body
     weight: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A size of the call: its symbol, the dims that have it, and the least that is taken."""
+    """A size of the call: its symbol, the dims that have it, the least that is taken, and that of
+    the example."""
 
     symbol: str
     dims: tuple[str, ...]
     least: int
+    example: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor or number of the module that the program changes: a field of the state."""
+
+    key: str
+    name: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """See the module's text. `guards`: (index, whether it is >= 0) that the sizes must satisfy;
-    `equal`: pairs that must be equal. `checks`: names of bools that must hold."""
+    """See the module's text. `inputs`: the caller's, then the weights. `constants`: ints of the
+    call that must be those of the example. `expected`: what it returns for the example, flat."""
 
     name: str
-    executable: Executable
     sizes: tuple[Size, ...]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
-    guards: tuple[tuple[Index, bool], ...]
-    equal: tuple[tuple[Index, Index], ...]
-    checks: tuple[str, ...]
-    numbers: Mapping[str, str]  # floats of the host program → the argument
+    constants: Mapping[str, int]
+    body: tuple[str, ...]
+    frame: Frame
+    state: tuple[Kept, ...]
     example: tuple[Any, ...]
-
-    @property
-    def host(self) -> HostProgram:
-        """The program around the kernels."""
-        return self.executable.host
-
-    def example_sizes(self) -> list[int]:
-        """Return the sizes of the example."""
-        found: list[int] = []
-        for s in self.sizes:
-            name, _, dim = s.dims[0].partition(".shape[")
-            rows = zip(self.inputs, self.example, strict=True)
-            value = next(v for a, v in rows if a.shown == name)
-            found.append(value.shape[int(dim[:-1])] if dim else value)
-        return found
+    expected: tuple[Any, ...]
 
 
-def gathered(name: str, compiled: Any, args: Sequence[Any]) -> Entry:
-    """Return what the C function is made of. Raises ExportError."""
+@dataclass(slots=True)
+class Settings:
+    """What earlier rounds have found: sizes that are constants or equal, and keys of state."""
+
+    constant: set[str] = field(default_factory=set[str])
+    same: dict[str, str] = field(default_factory=dict[str, str])
+    state: set[str] = field(default_factory=set[str])
+
+    def name_of(self, name: str) -> str:
+        """Return the name of a size among those that are equal to it."""
+        while name in self.same:
+            name = self.same[name]
+        return name
+
+    def add(self, found: Again) -> None:
+        """Take over what a round has found."""
+        self.state.update(found.state)
+        for a, b in found.same:
+            a, b = sorted((self.name_of(a), self.name_of(b)), key=lambda n: int(n[1:]))
+            if a != b:
+                self.same[b] = a
+        self.constant.update(found.constant)
+
+
+def gathered(
+    name: str,
+    compiled: Any,
+    args: Sequence[Any],
+    kernels: KernelTexts,
+    state: set[str],
+    upper: str,
+) -> Entry:
+    """Return what the C function is made of. `state`: keys of state that other functions of the
+    library have; those of this one are added. Raises ExportError."""
     driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
-    values = [v.contiguous() if isinstance(v, torch.Tensor) else v for v in values]
-    function, values, given = _with_constants(driver.function, values)
-    with config.override(products="kernels", kernels_only=True), torch.no_grad():
-        region = _whole(function)
-        region.levels = _levels(values, given)
-        try:
-            found = standing(region, values)
-        except Ineligible as why:
-            raise ExportError([(function.loc, f"it is given {why}")]) from None
-        if found.reason:
-            raise _left(function, found.reason, found.loc)
-        return _entry(name, function, found, values, given)
+    values = [_contiguous(v) for v in values]
+    function, values, given = _with_constants(driver.function, values, state)
+    found = Settings(state=state)
+    with torch.no_grad():
+        with config.override(products="kernels", kernels_only=True):
+            for _ in range(_MOST_ROUNDS):
+                try:
+                    entry = _Printed(name, function, values, given, kernels, found, upper).entry()
+                except Again as again:
+                    found.add(again)
+                    continue
+                break
+            else:
+                raise AssertionError("the sizes of an exported function do not settle")
+        with config.override(products="kernels"):
+            expected = _flat(_called(function, values, given, found.state))
+    return replace(entry, expected=tuple(expected))
 
 
-def _with_constants(function: Function, values: Sequence[Any]) -> tuple[Function, list[Any], int]:
+def _contiguous(v: Any) -> Any:
+    if isinstance(v, torch.Tensor):
+        return v.detach().contiguous()
+    if type(v) in (list, tuple):
+        return type(v)(_contiguous(e) for e in v)
+    return v
+
+
+def _called(function: Function, values: Sequence[Any], given: int, state: set[str]) -> Any:
+    """Return what the program gives in this process for the example; the module stays as it is."""
+    rows = list(zip(function.captures, values[given:], strict=True))
+    held: list[tuple[Any, str, Any, Any]] = []
+    for key in state:
+        *path, name = key.split(".")
+        for prefix, thing in rows:
+            start = prefix.split(".") if prefix else []
+            if is_literal(thing) or isinstance(thing, torch.Tensor) or path[: len(start)] != start:
+                continue
+            owner = thing
+            for part in path[len(start) :]:
+                owner = getattr(owner, part, None)
+            old = getattr(owner, name, None)
+            held.append((owner, name, old, old.clone() if isinstance(old, torch.Tensor) else old))
+            break
+    mine = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+    try:
+        return Driver(function)(mine)
+    finally:
+        for owner, name, old, copy in held:
+            if isinstance(old, torch.Tensor):
+                old.copy_(copy)
+            setattr(owner, name, old)
+
+
+def _flat(x: Any) -> Iterator[Any]:
+    """Return the values that C returns: all but None and strings."""
+    if isinstance(x, tuple | list):
+        for e in cast("Sequence[Any]", x):
+            yield from _flat(e)
+    elif isinstance(x, dict):
+        for e in cast("Mapping[Any, Any]", x).values():
+            yield from _flat(e)
+    elif x is not None and not isinstance(x, str):
+        yield x
+
+
+def _with_constants(
+    function: Function, values: Sequence[Any], state: set[str]
+) -> tuple[Function, list[Any], int]:
     """Return the function with constants for numbers that it captures, and for flags and strings
     that it is given; the values of its parameters; and how many of them the caller gives."""
     count = len(function.arguments)
-    kept: list[tuple[Value, Any]] = []
+    kept: list[tuple[Value, Any, str]] = []
     ops: list[Op] = []
     given = 0
+    paths = ["", *function.captures]
     for k, (param, value) in enumerate(zip(function.params, values, strict=True)):
         is_argument = k < count
         is_number = type(value) in (int, float)
-        if is_literal(value) and not (is_argument and is_number):
+        is_kept = not is_argument and paths[k - count + 1] in state
+        if is_literal(value) and not (is_argument and is_number) and not is_kept:
             ops.append(Op(name="const", attrs={"value": value}, results=[param], loc=function.loc))
             continue
-        if not isinstance(value, torch.Tensor) and not (is_argument and is_number):
-            what = f"`{param.name}` is a {type(value).__name__}"
+        if is_argument and not (is_number or _is_of_tensors(value)):
+            kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            what = f"`{param.name}` is a {kind}"
             raise ExportError([(function.loc, f"{what}, which has no C type")])
-        if isinstance(value, torch.Tensor):
-            value = value.detach().contiguous()  # what is given to C is
-        kept.append((param, value))
+        kept.append((param, value, "" if is_argument else paths[k - count + 1]))
         given += is_argument
-    block = Block([p for p, _ in kept], [*ops, *function.block.ops])
-    captures = tuple(str(p.name) for p, _ in kept[given:])
+    block = Block([p for p, _, _ in kept], [*ops, *function.block.ops])
+    captures = tuple(path for _, _, path in kept[given:])
     made = simplified(answered(replace(function, block=block, captures=captures)))
-    return made, [v for _, v in kept], given
+    return made, [v for _, v, _ in kept], given
 
 
-def _whole(function: Function) -> Region:
-    """Return all of the function as a region. Raises ExportError."""
-    region = Driver(function).plan.region(0)
-    if region is None:
-        raise _left(function, _NOTHING, function.loc)
-    return region
+def _is_of_tensors(x: Any) -> bool:
+    if isinstance(x, tuple | list):
+        return all(map(_is_of_tensors, cast("Sequence[Any]", x)))
+    return isinstance(x, torch.Tensor) and from_torch(x.dtype) is not None
 
 
-def _levels(values: Sequence[Any], given: int) -> Levels:
-    """Return levels by which sizes above 32 of what the caller gives may be anything from 2 on, and
-    those of weights are constants."""
-    return {
-        spot: VARIES if spot.place.position < given else CONSTANT
-        for spot, n in spots_of(values)
-        if n > 32 or spot.place.position >= given
-    }
+class _Printed:
+    """One round of printing."""
 
+    def __init__(
+        self,
+        name: str,
+        function: Function,
+        values: Sequence[Any],
+        given: int,
+        kernels: KernelTexts,
+        settings: Settings,
+        upper: str,
+    ) -> None:
+        self.name, self.function, self.values, self.given = name, function, values, given
+        self.settings, self.upper = settings, upper
+        self.frame = Frame()
+        self.sizes: dict[str, Size] = {}
+        self.free: set[str] = set()
+        self.inputs: list[Argument] = []
+        self.weights: list[Argument] = []
+        self.known: dict[str, Tensor] = {}  # the module's tensors, by key
+        self.constants: dict[str, int] = {}
+        self.state: dict[str, Kept] = {}
+        self.spots = 0
+        self.read: list[str] = []  # statements that read numbers of the state
+        self.labels: list[str] = []
+        self.assigned = _assigned(function)
+        settings.state.update(self.assigned)
+        self.frame.take(as_index(8))  # the message
+        self.kernels = kernels
+        self.direct: list[tuple[int, str]] = []
 
-def _left(function: Function, reason: str, loc: Loc) -> ExportError:
-    """Return the error: where the region ends, and all else that is certainly no kernel."""
-    others = [
-        (op.loc, f"`{op.attrs.get('target', op.name)}` {why}")
-        for op in function.walk()
-        if op.name != "raise" and (why := static_reason(op)) and op.loc != loc
-    ]
-    first = [] if reason == _NOTHING and others else [(loc, f"an op {reason}")]
-    return ExportError([*first, *others][:_MOST_SHOWN])
-
-
-def _entry(
-    name: str,
-    function: Function,
-    found: Standing,
-    values: Sequence[Any],
-    given: int,
-) -> Entry:
-    host = found.host
-    assert host is not None
-    around: RegionProgram = host.around
-    _check_around(function, around)
-    hints = dict(zip(host.symbols, [found.numbers[n] for n in host.symbols], strict=True))
-    executable = compile_program(
-        host.program, symbols=host.symbols, scalars=host.scalars, hints=hints
-    )
-    kernels = around.kernels
-    inputs = _inputs(function, kernels, executable, values, given, found)
-    outputs = _outputs(function, around, executable)
-    checks = tuple(executable.host.results[len(outputs) :]) if kernels is not None else ()
-    return Entry(
-        name=name,
-        executable=executable,
-        sizes=tuple(
-            Size(symbol=n, dims=tuple(found.dims.get(n, ())), least=found.least[n])
-            for n in found.numbers
-        ),
-        inputs=inputs,
-        outputs=outputs,
-        guards=tuple(found.guards),
-        equal=tuple((a, b) for a, b, _ in host.program.equalities),
-        checks=checks,
-        numbers=dict(zip(host.scalars, _numbers(function, kernels), strict=True)),
-        example=tuple(values),
-    )
-
-
-def _check_around(function: Function, around: RegionProgram) -> None:
-    """Raise ExportError for what happens outside of kernels."""
-    reasons: list[str] = []
-    if around.sizes or around.before:
-        reasons.append("it computes numbers outside of kernels; compute them in tensors")
-    if not all(isinstance(s, Let) for s in around.after):
-        reasons.append("it returns a view; return a copy, `.clone()`")
-    if around.writes:
-        reasons.append("it writes into a tensor that it is given; return the new value")
-    if reasons:
-        raise ExportError([(function.loc, why) for why in reasons])
-
-
-def _inputs(
-    function: Function,
-    kernels: Any,
-    executable: Executable,
-    values: Sequence[Any],
-    given: int,
-    found: Standing,
-) -> tuple[Argument, ...]:
-    read = [x.position for x in kernels.inputs] if kernels is not None else []
-    names = dict(zip(read, executable.host.inputs, strict=True))
-    made: list[Argument] = []
-    labels = _labels(function)
-    for k, (param, value) in enumerate(zip(function.params, values, strict=True)):
-        label, shown = labels[k], param.name or "_"
-        if isinstance(value, torch.Tensor):
-            held = executable.host.inputs.get(names.get(k, ""))
-            made.append(Argument(
-                name=label,
-                shown=shown,
-                dtype=found.dtypes[k],
-                shape=held.shape if held is not None else found.shapes[k],
-                of=names.get(k, ""),
-                weight=None if k < given else value.detach(),
-            ))  # fmt: skip
-        else:
-            made.append(Argument(name=label, shown=shown, kind=type(value).__name__))
-    return tuple(made)
-
-
-def _outputs(
-    function: Function, around: RegionProgram, executable: Executable
-) -> tuple[Argument, ...]:
-    flat: list[Any] = []
-    made_before = {s.name: s.value for s in around.after if isinstance(s, Let)}
-
-    def add(x: Any) -> None:
-        if isinstance(x, Made):
-            x = made_before[x.name]
-        elems = getattr(x, "elems", None)
-        if elems is not None:
-            for e in elems:
-                add(e)
-        else:
-            flat.append(x)
-
-    for x in around.results:
-        add(x)
-    made: list[Argument] = []
-    for k, x in enumerate(flat):
-        if not isinstance(x, Output):
-            what = "an argument as it is" if isinstance(x, Live) else "a number"
-            raise ExportError([(function.loc, f"it returns {what}; return a tensor of its own")])
-        of = executable.host.results[x.number]
-        d = executable.program.defs[of]
-        made.append(
-            Argument(name=f"out{k}", kind="tensor", dtype=d.dtype, shape=tuple(d.shape), of=of)
+    def entry(self) -> Entry:
+        """See the module's text."""
+        function, frame = self.function, self.frame
+        env: dict[Value, object] = {}
+        for k, (param, value) in enumerate(zip(function.params, self.values, strict=True)):
+            if k < self.given:
+                env[param] = self.argument(param.name or f"x{k}", param.name or "_", value)
+            else:
+                path = function.captures[k - self.given]
+                env[param] = self.captured(path, value)
+        walker = Walker(
+            function, frame, self.kernels, {s.symbol: s.example for s in self.sizes.values()},
+            frozenset(self.free), self.returns(), self.attribute,
+        )  # fmt: skip
+        walker.state_name = self.state_name
+        walker.used_outputs = self.outputs_of
+        walker.is_assigned = self.is_assigned
+        walker.lines += self.read
+        found = walker.run(env)
+        self.raise_reasons(found, walker)
+        outputs = self.outputs(walker, found)
+        self.frame.pieces[0].end = frame.tick + 1
+        read = set(re.findall(r"\bw_\d+\b", "\n".join(walker.lines)))
+        weights = [a for a in self.weights if a.at in read]
+        return Entry(
+            name=self.name,
+            sizes=tuple(self.sizes.values()),
+            inputs=(*self.inputs, *weights),
+            outputs=tuple(outputs),
+            constants=self.constants,
+            body=tuple(walker.lines),
+            frame=frame,
+            state=tuple(self.state.values()),
+            example=tuple(_numbers_and_tensors(self.values[: self.given])),
+            expected=(),
         )
-    if len({a.of for a in made}) != len(made):
-        raise ExportError([(function.loc, "it returns one tensor twice; return a copy")])
-    return tuple(made)
 
+    def returns(self) -> dict[str, str]:
+        """Return the statements that return a status."""
+        names = ("BAD_SIZE", "RAISED", "BAD_INDEX", "NULL")
+        return {n: f"return {self.upper}_{n};" for n in names}
 
-def _numbers(function: Function, kernels: Any) -> list[str]:
-    names: list[str] = []
-    labels = _labels(function)
-    for x in kernels.numbers if kernels is not None else ():
-        if not isinstance(x, Live):
-            raise ExportError([(function.loc, "it computes a float outside of kernels")])
-        names.append(labels[x.position])
-    return names
+    # -- what is given --
 
-
-def _labels(function: Function) -> list[str]:
-    """Return the names in C of what the function is given."""
-    found: list[str] = []
-    for k, param in enumerate(function.params):
-        name = param.name or f"x{k}"
+    def label(self, name: str) -> str:
+        """Return a name in C."""
         if not _FREE.fullmatch(name) or _TAKEN.fullmatch(name):
             name = "arg_" + re.sub(r"[^A-Za-z0-9_]", "_", name)
-        while name in found:
+        while name in self.labels:
             name += "_"
-        found.append(name)
+        self.labels.append(name)
+        return name
+
+    def argument(self, name: str, shown: str, value: Any) -> object:
+        """Return an argument's value in the body; a list is one argument for each tensor."""
+        if isinstance(value, tuple | list):
+            elems = enumerate(cast("Sequence[Any]", value))
+            made = [self.argument(f"{name}_{k}", f"{shown}[{k}]", e) for k, e in elems]
+            return tuple(made) if isinstance(value, tuple) else made
+        label = self.label(name)
+        if isinstance(value, torch.Tensor):
+            sizes = [self.size(n, f"{shown}.shape[{d}]", "v") for d, n in enumerate(value.shape)]
+            dtype = from_torch(value.dtype)
+            assert dtype is not None
+            at = self.frame.fresh("g_")
+            made = Argument(name=label, shown=shown, dtype=dtype, shape=tuple(sizes), at=at)
+            self.inputs.append(made)
+            return Tensor(at=at, dtype=dtype, shape=tuple(sizes), family=made)
+        kind = type(value).__name__
+        self.inputs.append(Argument(name=label, shown=shown, kind=kind))
+        if kind == "float":
+            return Real(label)
+        letter = "i" if value > SMALL else "n"
+        found = self.size(value, shown, letter)
+        if found.const is None:
+            self.free.update([str(found)] if letter == "n" else [])
+            return found
+        self.constants[label] = value
+        return value
+
+    def size(self, n: int, shown: str, letter: str) -> Index:
+        """Return a size or int of the call."""
+        own = f"{letter}{self.spots}"
+        self.spots += 1
+        name = self.settings.name_of(own)
+        is_constant = name in self.settings.constant or own in self.settings.constant
+        if is_constant or (letter == "v" and n <= SMALL):
+            return as_index(n)
+        least = {"v": 2, "i": 0, "n": -(2**39)}[name[0]]
+        known = self.sizes.get(name)
+        dims = (*(known.dims if known else ()), shown)
+        self.sizes[name] = Size(symbol=name, dims=dims, least=least, example=n)
+        return size_symbol(name, {"v": 2, "i": 0, "n": None}[name[0]])
+
+    # -- the module --
+
+    def captured(self, path: str, value: Any) -> object:
+        """Return the value of something that the program captures."""
+        if isinstance(value, torch.Tensor):
+            return self.tensor(path, value)
+        if is_literal(value) and path in self.settings.state:
+            return self.number(path, value)
+        if is_literal(value):
+            return value
+        if isinstance(value, tuple | list):
+            elems = enumerate(cast("Sequence[Any]", value))
+            made = [self.captured(f"{path}.{k}", e) for k, e in elems]
+            return tuple(made) if isinstance(value, tuple) else made
+        if type(value) is dict:
+            rows = cast("Mapping[Any, Any]", value).items()
+            return {k: self.captured(f"{path}.{k}", e) for k, e in rows}
+        return Thing(path, value)
+
+    def attribute(self, thing: Thing, name: str) -> object:
+        """Return the value, or the place in the state, of an attribute."""
+        key = _key(thing.path, name)
+        try:
+            value = getattr(thing.value, name)
+        except AttributeError:
+            raise Refused(f"reads `{name}`, which is not there") from None
+        if isinstance(value, torch.Tensor) or key not in self.settings.state:
+            return self.captured(key, value)
+        field_name = self.field(key, value)
+        if type(value) is int:
+            found = size_symbol(f"state_{field_name}", None)
+            self.frame.runtime.add(f"state_{field_name}")
+            return found
+        if type(value) is float:
+            return Real(f"state->{field_name}")
+        if type(value) is bool:
+            return Truth(f"state->{field_name}")
+        raise Refused(f"changes `{name}`, which is {value!r} where it is exported; set it before")
+
+    def number(self, key: str, value: Any) -> object:
+        """Return a number of the state that this function only reads."""
+        at = f"state->{self.field(key, value)}"
+        if type(value) is int:
+            made = self.frame.variable(None, None)
+            self.frame.examples[c_int(made)[3:-1]] = value
+            self.read.append(f"const int64_t {c_int(made)[1:-1]} = {at};")
+            return made
+        if type(value) not in (float, bool):
+            raise ExportError([(self.function.loc, f"`{key}` is {value!r}, and changes")])
+        return Real(at) if type(value) is float else Truth(at)
+
+    def is_assigned(self, thing: Thing, name: str) -> bool:
+        """Whether the program assigns the attribute."""
+        return _key(thing.path, name) in self.assigned
+
+    def state_name(self, thing: Thing, name: str) -> str:
+        """Return the name of an attribute's field in the state."""
+        return self.state[_key(thing.path, name)].name
+
+    def field(self, key: str, value: Any) -> str:
+        """Return the name of a field of the state."""
+        if key not in self.state:
+            name = re.sub(r"\W", "_", key.replace("@", "")) or "self"
+            taken = {x.name for x in self.state.values()}
+            while name in taken or not re.match(r"[A-Za-z]", name) or _TAKEN.fullmatch(name):
+                name = f"x{name}_"
+            self.state[key] = Kept(key=key, name=name, value=value)
+        return self.state[key].name
+
+    def tensor(self, key: str, value: torch.Tensor) -> Tensor:
+        """Return a tensor of the module: a weight, or a field of the state."""
+        if key in self.known:
+            return self.known[key]
+        dtype = from_torch(value.dtype)
+        if dtype is None:
+            raise ExportError([(self.function.loc, f"`{key}` is a tensor of {value.dtype}")])
+        shape = tuple(as_index(n) for n in value.shape)
+        if key in self.settings.state:
+            at = f"((char *)(void *)&state->{self.field(key, value)})"
+            made = Tensor(at=at, dtype=dtype, shape=shape, family=key, writable=True)
+        else:
+            at = self.frame.fresh("w_")
+            self.weights.append(Argument(
+                name=at, shown=key, dtype=dtype, shape=shape, at=at, weight=value.detach()
+            ))  # fmt: skip
+            made = Tensor(at=at, dtype=dtype, shape=shape, family=key)
+        self.known[key] = made
+        return made
+
+    # -- what is returned --
+
+    def raise_reasons(self, found: object, walker: Walker) -> None:
+        """Raise ExportError for all ops that were refused, and all that certainly would be."""
+        reasons = dict(self.frame.reasons)
+        if not reasons and found is not BROKEN:
+            return
+        known = {loc for loc, _ in reasons}
+        for op in self.function.walk():
+            why = static_reason(op)
+            is_done = op.name in ("raise", "mutate") or op.name.startswith("attr.")
+            if why and not is_done and op.loc not in known and op not in walker.done:
+                reasons[op.loc, f"`{op.attrs.get('target', op.name)}` {why}"] = None
+        rows = list(reasons) or [(self.function.loc, "it cannot be followed")]
+        raise ExportError(rows[:_MOST_SHOWN])
+
+    def outputs_of(self, results: Sequence[host.Operand]) -> Mapping[int, str]:
+        """Return for outputs of a region that ends the function where they are written."""
+        found: dict[int, str] = {}
+        count = 0
+
+        def add(x: host.Operand) -> None:
+            nonlocal count
+            if isinstance(x, host.Group | host.Entries):
+                for e in x.elems:
+                    add(e)
+                return
+            if isinstance(x, host.Literal) and (x.value is None or isinstance(x.value, str)):
+                return
+            if isinstance(x, host.Output):
+                found.setdefault(x.number, f"(char *)out{count}")
+            count += 1
+
+        for x in results:
+            add(x)
+        return found
+
+    def outputs(self, walker: Walker, found: object) -> list[Argument]:
+        """Print what gives the results to the caller; return them."""
+        made: list[Argument] = []
+        lines = walker.lines
+        self.frame.tick += 1
+        for k, x in enumerate(_flat(found)):
+            name = f"out{k}"
+            if x is MISSING:
+                raise ExportError([(self.function.loc, "it returns what is not always made")])
+            if isinstance(x, Tensor):
+                made.append(self.tensor_output(lines, name, x))
+            elif is_bool(x):
+                made.append(Argument(name=name, kind="bool"))
+                lines.append(f"*{name} = {c_truth(x)};")
+            elif is_int(x):
+                made.append(Argument(name=name, kind="int"))
+                lines.append(f"*{name} = {c_int(x)};")
+            elif is_float(x):
+                made.append(Argument(name=name, kind="float"))
+                lines.append(f"*{name} = {c_real(x)};")
+            else:
+                what = f"it returns a {type(x).__name__}; return tensors and numbers"
+                raise ExportError([(self.function.loc, what)])
+        return made
+
+    def tensor_output(self, lines: list[str], name: str, x: Tensor) -> Argument:
+        """Print the copy of a result, unless it is made in place."""
+        self.frame.touch(x)
+        is_direct = any(f"char *{x.at} = (char *)((char *){name});" in line for line in lines)
+        try:
+            most = tuple(self.frame.most(n) for n in x.shape)
+        except Refused as why:
+            raise ExportError([(self.function.loc, f"its result {why}")]) from None
+        is_counted = any(a is not b for a, b in zip(most, x.shape, strict=True))
+        if is_counted:
+            bad = self.returns()["BAD_SIZE"]
+            lines.append(f"if ({name}_capacity < {c_int(nbytes(x))} / {x.dtype.itemsize}) {bad}")
+            lines += [f"{name}_shape[{d}] = {c_int(n)};" for d, n in enumerate(x.shape)]
+        if not is_direct:
+            lines.append(f"memmove({name}, {x.at}, {c_int(nbytes(x))});")
+        return Argument(name=name, dtype=x.dtype, shape=most, counted=is_counted)
+
+
+def _numbers_and_tensors(values: Sequence[Any]) -> Iterator[Any]:
+    for v in values:
+        if isinstance(v, tuple | list):
+            yield from _numbers_and_tensors(cast("Sequence[Any]", v))
+        else:
+            yield v
+
+
+def _key(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _assigned(function: Function) -> set[str]:
+    """Return the keys of attributes that the program assigns."""
+    rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
+    paths: dict[Value, str] = dict(rows)
+    found: set[str] = set()
+    for op in function.walk():
+        if op.name == "attr.get" and op.operands[0] in paths:
+            paths[op.result] = _key(paths[op.operands[0]], str(op.attrs["name"]))
+        elif op.name == "attr.set" and op.operands[0] in paths:
+            found.add(_key(paths[op.operands[0]], str(op.attrs["name"])))
     return found

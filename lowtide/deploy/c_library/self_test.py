@@ -7,8 +7,6 @@ In: the library, the results of each entry's example. Out: its C, and the record
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from lowtide.codegen.host.c_driver import CTYPES
@@ -16,13 +14,10 @@ from lowtide.deploy.c_library.gather import Entry
 from lowtide.deploy.c_library.source import Library, given
 
 
-def self_test(library: Library, expected: Sequence[Sequence[torch.Tensor]]) -> tuple[str, bytes]:
+def self_test(library: Library) -> tuple[str, bytes]:
     """See the module's text."""
     recorded = bytearray()
-    calls = [
-        _call(library, e, found, recorded)
-        for e, found in zip(library.entries, expected, strict=True)
-    ]
+    calls = [_call(library, e, recorded) for e in library.entries]
     n = library.name
     load = (
         ""
@@ -85,13 +80,11 @@ def _number(v: float) -> str:
     return f"({v + 1}LL - 1)" if isinstance(v, int) else repr(v)
 
 
-def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded: bytearray) -> str:
+def _call(library: Library, e: Entry, recorded: bytearray) -> str:
     n, f = library.name, f"{library.name}_{e.name}"
-    sizes = ", ".join(map(str, e.example_sizes())) or "0"
-    values = {a.name: v for a, v in zip(e.inputs, e.example, strict=True)}
+    sizes = ", ".join(str(s.example) for s in e.sizes) or "0"
     arguments: list[str] = []
-    for a in given(e):
-        v = values[a.name]
+    for a, v in zip(given(e), e.example, strict=True):
         if a.kind == "tensor":
             assert a.dtype is not None
             ctype = CTYPES[a.dtype.name]
@@ -100,21 +93,30 @@ def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded
             arguments.append(_number(v))
     lines = [f"    const {f}_sizes sizes = {{{sizes}}};"]
     compared: list[str] = []
-    for a, v in zip(e.outputs, expected, strict=True):
-        assert a.dtype is not None
-        ctype = CTYPES[a.dtype.name]
-        lines.append(f"    {ctype} *{a.name} = aligned({max(v.numel() * v.itemsize, 1)});")
+    for a, v in zip(e.outputs, e.expected, strict=True):
+        x = v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=_DTYPES[a.kind])
+        ctype = _CTYPES.get(a.kind) or CTYPES[a.dtype.name if a.dtype else ""]
+        lines.append(f"    {ctype} *{a.name} = aligned({max(x.numel() * x.itemsize, 1)});")
         arguments.append(a.name)
-        at = _put(recorded, v)
+        if a.counted:
+            lines.append(f"    int64_t {a.name}_shape[{max(len(a.shape), 1)}];")
+            arguments += [str(x.numel()), f"{a.name}_shape"]
+            compared += [f"    if ({a.name}_shape[{d}] != {size}) worst = INFINITY;\n"
+                         for d, size in enumerate(x.shape)]  # fmt: skip
+        at = _put(recorded, x)
         compared.append(
-            f"    for (int64_t i = 0; i < {v.numel()}; i++) {{\n"
+            f"    for (int64_t i = 0; i < {x.numel()}; i++) {{\n"
             f"      const double x = (double){a.name}[i];\n"
             f"      const double y = (double)((const {ctype} *)(recorded + {at}))[i];\n"
             "      const int is_same = x == y || (x != x && y != y);\n"
             "      const double d = is_same ? 0 : fabs(x - y) / (1 + fabs(y));\n"
             "      if (!(d <= worst)) worst = d;\n    }\n"
         )
-    call = ", ".join(["&sizes", *arguments, "&weights", "work", "n_work", "0"])
+    state = ["&state"] if e.state else []
+    if e.state:
+        lines.append(f"    static {n}_state state;\n    if ({n}_state_init(&state, &weights)) "
+                     "return 2;")  # fmt: skip
+    call = ", ".join(["&sizes", *arguments, "&weights", *state, "work", "n_work", "0"])
     return (
         "  {\n" + "\n".join(lines) + f"\n    const size_t n_work = {f}_workspace_bytes(&sizes);\n"
         "    void *work = aligned(n_work ? n_work : 1);\n    double worst = 0;\n"
@@ -124,3 +126,7 @@ def _call(library: Library, e: Entry, expected: Sequence[torch.Tensor], recorded
         + f'    printf("{e.name}: largest difference %g\\n", worst);\n'
         "    failed |= !(worst <= 1e-5);\n  }\n"
     )
+
+
+_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+_CTYPES = {"int": "int64_t", "float": "double", "bool": "uint8_t"}

@@ -11,17 +11,23 @@ Invariant: the C allocates nothing and keeps no state; its kernels are those tha
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
 
 from lowtide.codegen.c.c_index import HELPERS, c_index
-from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, CDriver, c_name
-from lowtide.deploy.c_library.gather import Argument, Entry
+from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
+from lowtide.deploy.c_library import numbers, tensor_ops
+from lowtide.deploy.c_library.gather import Argument, Entry, Kept
+from lowtide.deploy.c_library.regions import MOST_THREADS, KernelTexts
+from lowtide.deploy.c_library.values import c_real
 from lowtide.deploy.c_library.weights import Table
+from lowtide.ir.dtypes import from_torch
 from lowtide.runtime import abi
-from lowtide.texpr.index import Index, product
+from lowtide.texpr.index import Index, as_index, product
 
 STATUSES = ("OK", "BAD_SIZE", "SMALL_WORKSPACE", "BAD_INDEX", "BAD_WEIGHTS", "RAISED", "NULL")
 _MEANINGS = (
@@ -33,7 +39,11 @@ _WARNINGS = ("unused-function", "unused-variable", "unused-parameter", "unused-b
              "sign-compare", "psabi", "pragmas", "unknown-warning-option",
              "div-by-zero", "discarded-qualifiers",
              "incompatible-pointer-types-discards-qualifiers")  # fmt: skip
-MOST_THREADS = 8
+_HELPERS: Final = (
+    (numbers.HELPERS, r"\blt_(?:int|real|from)_"),
+    (tensor_ops.HELPERS, r"\blt_(?:sorted|places|choose)\b|\blt_(?:sorted|places)_"),
+)
+_NUMBERS: Final = {"int": "int64_t", "float": "double", "bool": "uint8_t"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,12 @@ class Library:
     name: str
     entries: Sequence[Entry]
     table: Table
+    kernels: KernelTexts
+
+    @property
+    def state(self) -> list[Kept]:
+        """The fields of the state of all entries."""
+        return list({x.name: x for e in self.entries for x in e.state}.values())
 
     @property
     def upper(self) -> str:
@@ -73,10 +89,27 @@ class Library:
             "typedef struct {\n  int64_t threads;\n"
             f"  int32_t (*parallel_for)(int64_t begin, int64_t end, int64_t grain, {n}_task task,\n"
             f"                          void *context);\n}} {n}_pool;",
+            *self._state(),
             *(text for e in self.entries for text in self._declarations(e)),
             f"#ifdef __cplusplus\n}}\n#endif\n#endif /* {upper}_H */",
         ]
         return "\n".join(parts) + "\n"
+
+    def _state(self) -> Iterator[str]:
+        """Return the state: what the program changes of the module, with its first values."""
+        n, upper = self.name, self.upper
+        if not self.state:
+            return
+        fields = "".join(f"  {_field(x)};\n" for x in self.state)
+        yield (
+            "/* What the program keeps from one call to the next: its own field for each tensor "
+            f"and\n   number of the model that it changes. */\ntypedef struct {{\n{fields}}} "
+            f"{n}_state;"
+        )
+        yield "/* Sets the state to the values that the model was exported with. */"
+        yield f"{n}_status {n}_state_init({n}_state *, const {n}_weights *weights);"
+        yield f"/* A state in which all is zero: `{n}_state s = {upper}_ZERO_STATE;` */"
+        yield f"#define {upper}_ZERO_STATE {{0}}"
 
     def _declarations(self, e: Entry) -> Iterator[str]:
         f = f"{self.name}_{e.name}"
@@ -87,17 +120,26 @@ class Library:
         yield f"\n/* {e.name}: {says or 'all sizes are constant'} */"
         yield f"typedef struct {{ {fields} }} {f}_sizes;"
         yield f"size_t {f}_workspace_bytes(const {f}_sizes *);"
-        outs = ", ".join(f"int64_t {a.name}[{max(len(a.shape), 1)}]" for a in e.outputs)
-        yield f"{self.name}_status {f}_output_shapes(const {f}_sizes *, {outs});"
+        outs = self._shapes(e)
+        yield f"{self.name}_status {f}_output_shapes(const {f}_sizes *{outs});"
         for a in (*given(e), *e.outputs):
             yield f"/*   {a.name}: {_told(a)} */"
+        if e.frame.messages:
+            yield "/* After RAISED: what the program says, by the workspace of the call. */"
+            yield f"const char *{f}_message(const void *workspace);"
         yield f"{self._signature(e)};"
+
+    def _shapes(self, e: Entry) -> str:
+        rows = (f", int64_t {a.name}[{max(len(a.shape), 1)}]" for a in e.outputs
+                if a.kind == "tensor")  # fmt: skip
+        return "".join(rows)
 
     def _signature(self, e: Entry) -> str:
         f = f"{self.name}_{e.name}"
         inputs = [_parameter(a, is_input=True) for a in given(e)]
         outputs = [_parameter(a, is_input=False) for a in e.outputs]
-        rest = [f"const {self.name}_weights *weights", "void *workspace_given",
+        rest = [f"const {self.name}_weights *weights",
+                *([f"{self.name}_state *state"] if e.state else []), "void *workspace_given",
                 "size_t workspace_bytes", f"const {self.name}_pool *pool_or_null"]  # fmt: skip
         parts = ", ".join([f"const {f}_sizes *sizes", *inputs, *outputs, *rest])
         return f"{self.name}_status {f}({parts})"
@@ -110,102 +152,138 @@ class Library:
         words = ", ".join(f'"{m}"' for m in _MEANINGS)
         ignored = "\n".join(f'#pragma GCC diagnostic ignored "-W{w}"' for w in _WARNINGS)
         parts = [
-            f'#include "{n}.h"\n#include <string.h>',
+            f'#include "{n}.h"\n#include <math.h>\n#include <string.h>',
             ignored,
             *self._kernels(),
             "#undef LT_INLINE\n#define LT_INLINE static inline\n" + HELPERS,
             "static int64_t lt_aligned(int64_t n) { return (n + 63) / 64 * 64; }",
             LAYOUT,
+            *(h for h, names in _HELPERS if self._calls(names)),
             f"const char *{n}_strerror({n}_status s) {{\n"
             f"  static const char *const words[] = {{{words}}};\n"
             f'  return (unsigned)s < {len(STATUSES)} ? words[s] : "unknown";\n}}',
             self.table.c_text(n, upper),
+            *self._state_init(),
             *(text for e in self.entries for text in self._entry(e)),
         ]
         return "\n\n".join(parts) + "\n"
 
+    def _calls(self, names: str) -> bool:
+        return any(re.search(names, line) for e in self.entries for line in e.body)
+
     def _kernels(self) -> Iterator[str]:
-        """Return the kernels, with names of their own for each program and number of lanes."""
-        is_first = True
-        for e in self.entries:
-            for head, kernels in e.executable.kernels_by_head.items():
-                for k, text in enumerate(kernels.to_compile()):
-                    body = _INTEGERS.sub("", text.replace(abi.C_DECLARATIONS, ""))
-                    if is_first:
-                        yield _declarations()
-                        is_first = False
-                    yield _renamed(body, f"{e.name}_{head.replace('.', '_')}{k}")
+        """Return the kernels, with names of their own."""
+        for k, (text, suffix) in enumerate(self.kernels.names.items()):
+            if not k:
+                yield _kernel_declarations()
+            yield _renamed(_INTEGERS.sub("", text.replace(abi.C_DECLARATIONS, "")), suffix)
 
-    def _kernel_names(self, e: Entry) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for head, kernels in e.executable.kernels_by_head.items():
-            for k, plan in enumerate(kernels.compiled):
-                found[f"{head}{plan.name}"] = f"kernel_{e.name}_{head.replace('.', '_')}{k}"
-        return found
-
-    def _driver(self, e: Entry) -> CDriver:
-        outputs = {a.of: a.name for a in e.outputs}
-        return CDriver(e.host, outputs, self._kernel_names(e), MOST_THREADS)
+    def _state_init(self) -> Iterator[str]:
+        n, upper = self.name, self.upper
+        if not self.state:
+            return
+        lines = [f"if (!state) return {upper}_NULL;", "(void)weights;"]
+        if not self.table.is_constant and any(_is_tensor(x) for x in self.state):
+            lines.append(f"if (!{n}_weights_are_open(weights)) return {upper}_BAD_WEIGHTS;")
+        for x in self.state:
+            if _is_tensor(x):
+                size = f"{x.value.numel() * x.value.itemsize}"
+                lines.append(f"memcpy(&state->{x.name}, {self.table.place(x.value)}, {size});")
+            else:
+                lines.append(f"state->{x.name} = {_c_number(x.value)};")
+        yield (
+            f"{n}_status {n}_state_init({n}_state *state, const {n}_weights *weights) {{\n"
+            f"{_lines(lines)}  return {upper}_OK;\n}}"
+        )
 
     def _entry(self, e: Entry) -> Iterator[str]:
         f, n, upper = f"{self.name}_{e.name}", self.name, self.upper
-        driver = self._driver(e)
-        body = list(driver.body())
-        pieces = driver.pieces()
         symbols = [f"const int64_t z_{s.symbol} = sizes->{s.symbol}; (void)z_{s.symbol};"
                    for s in e.sizes]  # fmt: skip
-        head = _lines([*symbols, *driver.sizes()])
+        pieces = self._pieces(e)
         count = max(len(pieces), 1)
-        table = ", ".join(pieces) or "{0, 0, 0}"
         yield (
             f"static {n}_status {f}_check(const {f}_sizes *sizes) {{\n  if (!sizes) return "
             f"{upper}_NULL;\n{_lines(symbols)}{_lines(self._checks(e))}  return {upper}_OK;\n}}"
         )
-        yield (
-            f"static int64_t {f}_plan(const {f}_sizes *sizes, int64_t *offsets) {{\n{head}"
-            f"  const lt_piece pieces[] = {{{table}}};\n"
-            f"  return lt_layout(pieces, {len(pieces)}, offsets);\n}}"
-        )
+        head, table, needed = _lines(symbols), _table(pieces), f"{f}_plan(sizes, offsets)"
+        if isinstance(table, tuple):  # all is known here
+            yield (
+                f"static const int64_t {f}_offsets[{count}] = "
+                f"{{{', '.join(map(str, table[0])) or '0'}}};"
+            )
+            needed = str(table[1])
+        else:
+            yield (
+                f"static int64_t {f}_plan(const {f}_sizes *sizes, int64_t *offsets) {{\n{head}"
+                f"  const lt_piece pieces[] = {{{table}}};\n"
+                f"  return lt_layout(pieces, {len(pieces)}, offsets);\n}}"
+            )
+        offsets = f"int64_t offsets[{count}]; (void)offsets;"
+        if isinstance(table, tuple):
+            offsets = f"const int64_t *offsets = {f}_offsets; (void)offsets;"
         yield (
             f"size_t {f}_workspace_bytes(const {f}_sizes *sizes) {{\n"
-            f"  int64_t offsets[{count}];\n  if ({f}_check(sizes)) return 0;\n"
-            f"  return (size_t){f}_plan(sizes, offsets);\n}}"
+            f"  if ({f}_check(sizes)) return 0;\n  {offsets}\n  return (size_t){needed};\n}}"
         )
-        outs = ", ".join(f"int64_t {a.name}[{max(len(a.shape), 1)}]" for a in e.outputs)
-        shapes = [
-            f"{a.name}[{k}] = {c_index(s)};" for a in e.outputs for k, s in enumerate(a.shape)
-        ]
+        tensors = [a for a in e.outputs if a.kind == "tensor"]
+        shapes = [f"{a.name}[{k}] = {c_index(s)};" for a in tensors for k, s in enumerate(a.shape)]
         yield (
-            f"{n}_status {f}_output_shapes(const {f}_sizes *sizes, {outs}) {{\n"
+            f"{n}_status {f}_output_shapes(const {f}_sizes *sizes{self._shapes(e)}) {{\n"
             f"  const {n}_status status = {f}_check(sizes);\n  if (status) return status;\n"
-            f"{_lines(symbols)}{_lines(f'(void){a.name};' for a in e.outputs)}{_lines(shapes)}"
+            f"{_lines(symbols)}{_lines(f'(void){a.name};' for a in tensors)}{_lines(shapes)}"
             f"  return {upper}_OK;\n}}"
         )
-        yield f"{self._signature(e)} {{\n{_lines(self._body(e, head, body, count))}}}"
+        if e.frame.messages:
+            words = ", ".join(['"a fault in a kernel"', *map(_c_string, e.frame.messages)])
+            yield (
+                f"const char *{f}_message(const void *workspace) {{\n"
+                f"  static const char *const words[] = {{{words}}};\n"
+                "  const int64_t k = workspace ? *(const int64_t *)workspace : 0;\n"
+                f"  return words[k > 0 && k <= {len(e.frame.messages)} ? k : 0];\n}}"
+            )
+        lines = self._body(e, symbols, offsets, needed)
+        yield f"{self._signature(e)} {{\n{_lines(lines)}}}"
 
-    def _body(self, e: Entry, head: str, body: Sequence[str], count: int) -> Iterator[str]:
+    def _pieces(self, e: Entry) -> list[Piece]:
+        first, *others = e.frame.pieces
+        if not e.frame.messages:
+            first = Piece((as_index(0),), 0, 0)
+        return [first, *others]
+
+    def _body(self, e: Entry, symbols: Sequence[str], offsets: str, needed: str) -> Iterator[str]:
         f, n, upper = f"{self.name}_{e.name}", self.name, self.upper
         yield f"const {n}_status status = {f}_check(sizes);"
         yield "if (status) return status;"
-        yield from head.strip().splitlines()
-        for a, value in zip(e.inputs, e.example, strict=True):
-            if a.kind == "int":  # as a size says, or a constant of the kernels
-                of = (f"z_{s.symbol}" for s in e.sizes if a.shown in s.dims)
-                told = next(of, _long_int(value))
-                yield f"if ({a.name} != {told}) return {upper}_BAD_SIZE;"
+        yield from symbols
+        for s in e.sizes:
+            for a in given(e):
+                if a.kind == "int" and a.shown in s.dims:
+                    yield f"if ({a.name} != z_{s.symbol}) return {upper}_BAD_SIZE;"
+        for name, value in e.constants.items():
+            yield f"if ({name} != {_long_int(value)}) return {upper}_BAD_SIZE;"
         for a in (*given(e), *e.outputs):
             if a.kind == "tensor":
                 empty = f"({c_index(product(a.shape))}) == 0"
                 size = a.dtype.itemsize if a.dtype is not None else 1
                 is_bad = f"!{a.name} || (uintptr_t){a.name} % {size}"
                 yield f"if (!({empty}) && ({is_bad})) return {upper}_NULL;"
-        yield f"int64_t offsets[{count}];"
-        yield f"const int64_t needed = {f}_plan(sizes, offsets);"
+        for a in e.outputs:
+            if a.kind != "tensor":
+                yield f"if (!{a.name}) return {upper}_NULL;"
+            elif a.counted:
+                yield f"if (!{a.name}_shape) return {upper}_NULL;"
+        if e.state:
+            yield f"if (!state || (uintptr_t)state % 8) return {upper}_NULL;"
+        yield offsets
+        yield f"const int64_t needed = {needed};"
         yield f"if (workspace_bytes < (size_t)needed) return {upper}_SMALL_WORKSPACE;"
         yield f"if (!workspace_given && needed) return {upper}_NULL;"
         yield f"if ((uintptr_t)workspace_given % {ALIGNED}) return {upper}_NULL;"
         yield "char *workspace = workspace_given; (void)workspace; (void)offsets;"
-        if any(a.weight is not None for a in e.inputs) and not self.table.is_constant:
+        if e.frame.messages:
+            yield "*(int64_t *)(void *)workspace = 0;"
+        if not self.table.is_constant and any(a.weight is not None for a in e.inputs):
             yield f"if (!{n}_weights_are_open(weights)) return {upper}_BAD_WEIGHTS;"
         yield "(void)weights;"
         yield "const void *pool = pool_or_null ? (const void *)pool_or_null->parallel_for : 0;"
@@ -214,27 +292,27 @@ class Library:
         yield "(void)pool; (void)threads;"
         yield "int64_t fault = 0;"
         for a in e.inputs:
-            if a.kind == "tensor" and a.of:
+            if a.kind == "tensor":
                 at = a.name if a.weight is None else self.table.place(a.weight)
-                yield f"char *{c_name(a.of)} = (char *)(uintptr_t)({at});"
-        for scalar, argument in e.numbers.items():
-            yield f"const double {scalar} = (double){argument};"
-        yield from body
-        for name in e.checks:
-            yield f"if (!*{c_name(name)}) return {upper}_BAD_INDEX;"
+                yield f"char *{a.at} = (char *)(uintptr_t)({at}); (void){a.at};"
+        yield from e.body
         yield f"return fault ? {upper}_RAISED : {upper}_OK;"
 
     def _checks(self, e: Entry) -> Iterator[str]:
         bad = f"return {self.upper}_BAD_SIZE;"
         for s in e.sizes:
             yield f"if (z_{s.symbol} < {s.least} || z_{s.symbol} > (1LL << 40)) {bad}"
-        for index, holds in e.guards:
-            yield f"if ({'!' if holds else ''}({c_index(index)} >= 0)) {bad}"
-        for left, right in e.equal:
-            yield f"if ({c_index(left)} != {c_index(right)}) {bad}"
-        apart = [s.symbol for s in e.sizes if s.symbol.startswith("s")]
-        for left, right in itertools.combinations(apart, 2):
-            yield f"if (z_{left} == z_{right}) {bad}"
+        for test in dict.fromkeys(self._too_large(e)):
+            yield f"if ({test}) {bad}"
+
+    def _too_large(self, e: Entry) -> Iterator[str]:
+        """Return tests for sizes with which a product of sizes would not fit into 64 bits."""
+        arguments = [product(a.shape) * 8 for a in (*e.inputs, *e.outputs) if a.kind == "tensor"]
+        for index in [*arguments, *(n * p.factor for p in self._pieces(e) for n in p.nbytes)]:
+            for monomial, factor in index.terms:
+                if len(monomial) > 1 or (monomial and abs(factor) > 1 << 20):
+                    parts = (f"(double)({c_index(as_index(a))})" for a in monomial)
+                    yield f"{' * '.join([f'{abs(factor)}.0', *parts])} > 1e18"
 
 
 def given(e: Entry) -> list[Argument]:
@@ -244,9 +322,56 @@ def given(e: Entry) -> list[Argument]:
 
 def _parameter(a: Argument, *, is_input: bool) -> str:
     if a.kind != "tensor":
-        return f"{'int64_t' if a.kind == 'int' else 'double'} {a.name}"
+        return f"{_NUMBERS[a.kind]} {'' if is_input else '*'}{a.name}"
     assert a.dtype is not None
-    return f"{'const ' if is_input else ''}{CTYPES[a.dtype.name]} *{a.name}"
+    text = f"{'const ' if is_input else ''}{CTYPES[a.dtype.name]} *{a.name}"
+    if a.counted:
+        text += f", int64_t {a.name}_capacity, int64_t {a.name}_shape[{max(len(a.shape), 1)}]"
+    return text
+
+
+def _is_tensor(x: Kept) -> bool:
+    return isinstance(x.value, torch.Tensor)
+
+
+def _field(x: Kept) -> str:
+    if isinstance(x.value, torch.Tensor):
+        dtype = from_torch(x.value.dtype)
+        assert dtype is not None
+        return f"{CTYPES[dtype.name]} {x.name}[{max(x.value.numel(), 1)}]"
+    return f"{_NUMBERS[type(x.value).__name__]} {x.name}"
+
+
+def _c_number(x: Any) -> str:
+    return c_real(x) if isinstance(x, float) else _long_int(int(x))
+
+
+def _c_string(text: str) -> str:
+    plain = "".join(c if 32 <= ord(c) < 127 and c not in '"\\?' else " " for c in text)
+    return f'"{plain[:200]}"'
+
+
+def _table(pieces: Sequence[Piece]) -> tuple[list[int], int] | str:
+    """Return the offsets of temporaries and the bytes of all, if they are the same for all sizes;
+    else the rows of C that `lt_layout` reads."""
+    sizes = [[n.const for n in p.nbytes] for p in pieces]
+    if all(n is not None for row in sizes for n in row):
+        rows = [
+            (_aligned(p.factor * max(n or 0 for n in row)), p.begin, p.end)
+            for p, row in zip(pieces, sizes, strict=True)
+        ]
+        return layout(rows)
+    texts: list[str] = []
+    for p in pieces:
+        most = c_index(p.nbytes[0])
+        for index in p.nbytes[1:]:
+            most = f"lt_max({most}, {c_index(index)})"
+        texts.append(f"{{lt_aligned({p.factor} * ({most})), {p.begin}, {p.end}}}")
+    return ", ".join(texts)
+
+
+def _aligned(n: int) -> int:
+    return -(-n // ALIGNED) * ALIGNED
 
 
 def _long_int(value: int) -> str:
@@ -256,7 +381,10 @@ def _long_int(value: int) -> str:
 def _told(a: Argument) -> str:
     if a.kind != "tensor" or a.dtype is None:
         return a.kind
-    return f"{a.dtype.name} [{', '.join(map(_shown, a.shape))}]"
+    told = f"{a.dtype.name} [{', '.join(map(_shown, a.shape))}]"
+    if a.counted:
+        told += f" at most: {a.name}_capacity elements have room, {a.name}_shape is what there is"
+    return told
 
 
 def _shown(index: Index) -> str:
@@ -267,7 +395,7 @@ def _lines(lines: Iterable[str]) -> str:
     return "".join(f"  {line}\n" for line in lines)
 
 
-def _declarations() -> str:
+def _kernel_declarations() -> str:
     """The kernels' interface, with the integer types of <stdint.h>."""
     found = abi.C_DECLARATIONS.replace("typedef long long int64_t;\ntypedef int int32_t;\n", "")
     exported = re.sub(r"#if defined\(_WIN32\).*?#endif\n", "", found, flags=re.DOTALL)
