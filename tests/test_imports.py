@@ -62,16 +62,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "budget": EXECUTE,
     "api": API,
     "deploy": API,
+    "export": API,
     # Beside the compiler: they see what users see, and what memory it takes.
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
     "tools.archive_commands": API | {"deploy"},
-    "tools.export_command": API | {"deploy", "tools"},
+    "tools.export_command": API | {"export", "deploy", "tools"},
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},
-    "": API | {"deploy", "tools"},
+    "": API | {"deploy", "export", "tools"},
 }
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",
@@ -139,13 +140,9 @@ def test_no_modules_import_one_another() -> None:
     assert house.import_cycles() == []
 
 
-# Not yet met: the package's lines, and the files of the largest folder.
-AIMS = ("lines of the package", "files of the largest folder")
-
-
 @pytest.mark.parametrize("measure", house.measures(), ids=lambda m: m.name)
 def test_the_measures_of_the_house_are_kept(measure: house.Measure) -> None:
-    if measure.name not in AIMS:
+    if measure.name != "lines of the package":  # not met yet
         assert measure.found <= measure.target
 
 

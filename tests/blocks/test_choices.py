@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from lowtide.codegen import gpus
 from lowtide.codegen.machines import CUDA, Kind, kernels_of
+from lowtide.codegen.triton import kernels
 from lowtide.codegen.triton import kernels as triton_kernels
 from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.compiler import fused
@@ -111,11 +111,11 @@ def test_capabilities_that_are_in_no_table(capability: int, like: int) -> None:
 
 def test_the_gpu_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Properties(name="small", capability=86, **{**TOLD, "sms": 3})
-    monkeypatch.setattr(gpus, "properties", lambda index: told if index == 1 else None)
-    gpus.gpu.cache_clear()
-    assert gpus.gpu("cuda:1").sms == 3
-    assert gpus.gpu("cuda:0") == gpus.gpu("cuda") == gpus.gpu("interpreter") == USUAL
-    gpus.gpu.cache_clear()
+    monkeypatch.setattr(kernels, "properties", lambda index: told if index == 1 else None)
+    kernels.gpu.cache_clear()
+    assert kernels.gpu("cuda:1").sms == 3
+    assert kernels.gpu("cuda:0") == kernels.gpu("cuda") == kernels.gpu("interpreter") == USUAL
+    kernels.gpu.cache_clear()
 
 
 def test_the_text_names_the_choice() -> None:

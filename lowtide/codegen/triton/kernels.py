@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lowtide import compiler
-from lowtide.codegen.gpus import gpu
 from lowtide.codegen.host.python import name_of
 from lowtide.codegen.index_text import size_names
 from lowtide.codegen.kernels import Kernels
@@ -27,8 +26,10 @@ from lowtide.codegen.triton.module import module_text
 from lowtide.codegen.triton.steps import BlockLaunch
 from lowtide.runtime import block_kernels
 from lowtide.runtime.cubins import ALIGNED, CompiledKernel, Cubin, cubin_for
+from lowtide.runtime.gpus import properties
 from lowtide.runtime.interpreted import InterpretedKernel
 from lowtide.tile.block_arrangement import BlockArrangement
+from lowtide.tile.gpu import USUAL, Gpu, gpu_of
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.summation import recomputed
@@ -197,3 +198,22 @@ class BlockKernels(Kernels):
                 all_steps=None if self.looped is None else kernels[self.looped.name],
             )
         return scope
+
+
+@functools.cache
+def gpu(machine: str) -> Gpu:
+    """Return the machine's GPU; a usual one for the interpreter, or if there is no such device."""
+    _, _, index = machine.partition(":")
+    found = properties(int(index)) if index else None
+    if found is None:
+        return USUAL
+    return gpu_of(
+        found.name,
+        found.capability,
+        sms=found.sms,
+        shared_sm_bytes=found.shared_sm_bytes,
+        threads=found.threads,
+        clock_khz=found.clock_khz,
+        memory_clock_khz=found.memory_clock_khz,
+        memory_bus_bits=found.memory_bus_bits,
+    )

@@ -21,10 +21,12 @@ import torch
 from lowtide import config
 from lowtide.codegen.host import region as host
 from lowtide.compiler import simplified
-from lowtide.deploy.c_library.answers import answered
-from lowtide.deploy.c_library.flow import BROKEN
-from lowtide.deploy.c_library.regions import KernelTexts, nbytes
-from lowtide.deploy.c_library.values import (
+from lowtide.errors import ExportError
+from lowtide.execute.driver import Driver
+from lowtide.export.answers import answered
+from lowtide.export.flow import BROKEN
+from lowtide.export.regions import KernelTexts, nbytes
+from lowtide.export.values import (
     MISSING,
     Again,
     Frame,
@@ -40,9 +42,7 @@ from lowtide.deploy.c_library.values import (
     is_float,
     is_int,
 )
-from lowtide.deploy.c_library.walk import Walker
-from lowtide.errors import ExportError
-from lowtide.execute.driver import Driver
+from lowtide.export.walk import Walker
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.dtypes import DType, from_torch
 from lowtide.ir.literals import is_literal

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 
 from lowtide.codegen.host.c_driver import CTYPES
-from lowtide.deploy.c_library.gather import Entry
-from lowtide.deploy.c_library.source import Library, given
+from lowtide.export.gather import Entry
+from lowtide.export.source import Library, given
 
 
 def self_test(library: Library) -> tuple[str, bytes]:

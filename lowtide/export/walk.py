@@ -20,10 +20,12 @@ from typing import Any, Final, cast
 
 from lowtide.codegen.c.c_index import c_index
 from lowtide.codegen.host import region as host
-from lowtide.deploy.c_library import tensor_ops
-from lowtide.deploy.c_library.flow import BROKEN, Ended, Env, Flow
-from lowtide.deploy.c_library.numbers import Numbers
-from lowtide.deploy.c_library.regions import (
+from lowtide.errors import Loc
+from lowtide.execute.block_plan import BlockPlan
+from lowtide.export import tensor_ops
+from lowtide.export.flow import BROKEN, Ended, Env, Flow
+from lowtide.export.numbers import Numbers
+from lowtide.export.regions import (
     Call,
     KernelTexts,
     Surroundings,
@@ -31,7 +33,7 @@ from lowtide.deploy.c_library.regions import (
     prepared,
     raise_unwritable,
 )
-from lowtide.deploy.c_library.values import (
+from lowtide.export.values import (
     MISSING,
     Frame,
     Refused,
@@ -45,8 +47,6 @@ from lowtide.deploy.c_library.values import (
     is_int,
     tensors_in,
 )
-from lowtide.errors import Loc
-from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir import types as t
 from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Function, Op, Value

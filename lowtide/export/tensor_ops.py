@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from lowtide.codegen.c.c_index import c_index
-from lowtide.deploy.c_library.numbers import Numbers
-from lowtide.deploy.c_library.values import Again, Frame, Refused, Tensor, c_int, is_int
+from lowtide.export.numbers import Numbers
+from lowtide.export.values import Again, Frame, Refused, Tensor, c_int, is_int
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op
 from lowtide.ir.dtypes import DType

@@ -20,11 +20,11 @@ import torch
 
 from lowtide.codegen.c.c_index import HELPERS, c_index
 from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
-from lowtide.deploy.c_library import numbers, tensor_ops
-from lowtide.deploy.c_library.gather import Argument, Entry, Kept
-from lowtide.deploy.c_library.regions import MOST_THREADS, KernelTexts
-from lowtide.deploy.c_library.values import c_real
-from lowtide.deploy.c_library.weights import Table
+from lowtide.export import numbers, tensor_ops
+from lowtide.export.gather import Argument, Entry, Kept
+from lowtide.export.regions import MOST_THREADS, KernelTexts
+from lowtide.export.values import c_real
+from lowtide.export.weights import Table
 from lowtide.ir.dtypes import from_torch
 from lowtide.runtime import abi
 from lowtide.texpr.index import Index, as_index, product

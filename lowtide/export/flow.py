@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from lowtide.deploy.c_library import tensor_ops
-from lowtide.deploy.c_library.regions import Surroundings, nbytes
-from lowtide.deploy.c_library.values import (
+from lowtide.execute.block_plan import BlockPlan
+from lowtide.export import tensor_ops
+from lowtide.export.regions import Surroundings, nbytes
+from lowtide.export.values import (
     MISSING,
     Again,
     Frame,
@@ -33,7 +34,6 @@ from lowtide.deploy.c_library.values import (
     is_int,
     tensors_in,
 )
-from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.opdefs import MAX_TRIPS
 from lowtide.texpr.build import lone_size
