@@ -62,17 +62,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "budget": EXECUTE,
     "api": API,
     "deploy": API,
-    "export": API,
+    "c_library": API,
     # Beside the compiler: they see what users see, and what memory it takes.
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
     "tools.archive_commands": API | {"deploy"},
-    "tools.export_command": API | {"export", "deploy", "tools"},
+    "tools.export_command": API | {"c_library", "deploy", "tools"},
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},
-    "": API | {"deploy", "export", "tools"},
+    "": API | {"deploy", "c_library", "tools"},
 }
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",

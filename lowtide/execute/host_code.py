@@ -349,7 +349,7 @@ class _Writer:
             return _live(x.origin)
         if x.base is not None and self._exists(x.base) and not is_none():
             return self._origin(x)
-        return self._output(x)  # without PyTorch, a view is a copy: see `export/walk`
+        return self._output(x)  # without PyTorch, a view is a copy: see `c_library/walk`
 
     def _exists(self, x: Abs) -> bool:
         """Whether the tensor is materialised, apart from uses by views."""

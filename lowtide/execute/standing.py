@@ -1,4 +1,4 @@
-"""A region's code by itself, for what is run without PyTorch: see `export`.
+"""A region's code by itself, for what is run without PyTorch: see `c_library`.
 
 In: a region, its live-ins in an example. Out: `Leaf`s: its code for each answer to the questions
 that its ops ask about sizes.

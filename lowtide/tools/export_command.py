@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from lowtide.c_library.export import Export, export_c
 from lowtide.deploy.load import load
-from lowtide.export.export import Export, export_c
 from lowtide.tools.explain_command import ArgumentFault, make_arguments, resolve, scripted
 
 

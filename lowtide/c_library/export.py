@@ -20,12 +20,12 @@ import torch
 
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
+from lowtide.c_library.gather import Entry, gathered
+from lowtide.c_library.regions import KernelTexts
+from lowtide.c_library.self_test import self_test
+from lowtide.c_library.source import Library
+from lowtide.c_library.weights import Table
 from lowtide.errors import BackendError, CompileError
-from lowtide.export.gather import Entry, gathered
-from lowtide.export.regions import KernelTexts
-from lowtide.export.self_test import self_test
-from lowtide.export.source import Library
-from lowtide.export.weights import Table
 from lowtide.runtime import toolchain
 
 _CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C

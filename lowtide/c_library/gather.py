@@ -19,14 +19,10 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide import config
-from lowtide.codegen.host import region as host
-from lowtide.compiler import simplified
-from lowtide.errors import ExportError
-from lowtide.execute.driver import Driver
-from lowtide.export.answers import answered
-from lowtide.export.flow import BROKEN
-from lowtide.export.regions import KernelTexts, nbytes
-from lowtide.export.values import (
+from lowtide.c_library.answers import answered
+from lowtide.c_library.flow import BROKEN
+from lowtide.c_library.regions import KernelTexts, nbytes
+from lowtide.c_library.values import (
     MISSING,
     Again,
     Frame,
@@ -42,7 +38,11 @@ from lowtide.export.values import (
     is_float,
     is_int,
 )
-from lowtide.export.walk import Walker
+from lowtide.c_library.walk import Walker
+from lowtide.codegen.host import region as host
+from lowtide.compiler import simplified
+from lowtide.errors import ExportError
+from lowtide.execute.driver import Driver
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.dtypes import DType, from_torch
 from lowtide.ir.literals import is_literal

@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import torch
 
+from lowtide.c_library import numbers, tensor_ops
+from lowtide.c_library.gather import Argument, Entry, Kept
+from lowtide.c_library.regions import MOST_THREADS, KernelTexts
+from lowtide.c_library.values import c_real
+from lowtide.c_library.weights import Table
 from lowtide.codegen.c.c_index import HELPERS, c_index
 from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
-from lowtide.export import numbers, tensor_ops
-from lowtide.export.gather import Argument, Entry, Kept
-from lowtide.export.regions import MOST_THREADS, KernelTexts
-from lowtide.export.values import c_real
-from lowtide.export.weights import Table
 from lowtide.ir.dtypes import from_torch
 from lowtide.runtime import abi
 from lowtide.texpr.index import Index, as_index, product

@@ -15,10 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from lowtide.execute.block_plan import BlockPlan
-from lowtide.export import tensor_ops
-from lowtide.export.regions import Surroundings, nbytes
-from lowtide.export.values import (
+from lowtide.c_library import tensor_ops
+from lowtide.c_library.regions import Surroundings, nbytes
+from lowtide.c_library.values import (
     MISSING,
     Again,
     Frame,
@@ -34,6 +33,7 @@ from lowtide.export.values import (
     is_int,
     tensors_in,
 )
+from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.opdefs import MAX_TRIPS
 from lowtide.texpr.build import lone_size

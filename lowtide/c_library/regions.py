@@ -18,14 +18,8 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.codegen.c.c_index import c_index
-from lowtide.codegen.executable import Executable, compile_program
-from lowtide.codegen.host import region as host
-from lowtide.codegen.host.c_driver import CDriver, NotPrinted, Piece, c_name
-from lowtide.execute.region import Region
-from lowtide.execute.standing import Decide, Leaf, leaves
-from lowtide.export.numbers import Numbers
-from lowtide.export.values import (
+from lowtide.c_library.numbers import Numbers
+from lowtide.c_library.values import (
     Again,
     Frame,
     Real,
@@ -36,6 +30,12 @@ from lowtide.export.values import (
     c_int,
     c_real,
 )
+from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.executable import Executable, compile_program
+from lowtide.codegen.host import region as host
+from lowtide.codegen.host.c_driver import CDriver, NotPrinted, Piece, c_name
+from lowtide.execute.region import Region
+from lowtide.execute.standing import Decide, Leaf, leaves
 from lowtide.ir.core import Value, free_values
 from lowtide.specialise.abstract import Abs, Place
 from lowtide.specialise.abstract import Place as _Place

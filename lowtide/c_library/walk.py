@@ -18,14 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from lowtide.codegen.c.c_index import c_index
-from lowtide.codegen.host import region as host
-from lowtide.errors import Loc
-from lowtide.execute.block_plan import BlockPlan
-from lowtide.export import tensor_ops
-from lowtide.export.flow import BROKEN, Ended, Env, Flow
-from lowtide.export.numbers import Numbers
-from lowtide.export.regions import (
+from lowtide.c_library import tensor_ops
+from lowtide.c_library.flow import BROKEN, Ended, Env, Flow
+from lowtide.c_library.numbers import Numbers
+from lowtide.c_library.regions import (
     Call,
     KernelTexts,
     Surroundings,
@@ -33,7 +29,7 @@ from lowtide.export.regions import (
     prepared,
     raise_unwritable,
 )
-from lowtide.export.values import (
+from lowtide.c_library.values import (
     MISSING,
     Frame,
     Refused,
@@ -47,6 +43,10 @@ from lowtide.export.values import (
     is_int,
     tensors_in,
 )
+from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.host import region as host
+from lowtide.errors import Loc
+from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir import types as t
 from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Function, Op, Value

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from lowtide.export.values import (
+from lowtide.c_library.values import (
     Frame,
     Real,
     Refused,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from tests.export.calling import BAD_INDEX, NULL, OK, Library, sanitized
+from tests.c_library.calling import BAD_INDEX, NULL, OK, Library, sanitized
 
 
 class Denoiser(nn.Module):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from lowtide.c_library.gather import Entry
+from lowtide.c_library.source import Library, given
 from lowtide.codegen.host.c_driver import CTYPES
-from lowtide.export.gather import Entry
-from lowtide.export.source import Library, given
 
 
 def self_test(library: Library) -> tuple[str, bytes]:

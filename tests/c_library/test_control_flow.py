@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import lowtide as lt
-from tests.export.calling import BAD_SIZE, OK, RAISED, Library, sanitized
+from tests.c_library.calling import BAD_SIZE, OK, RAISED, Library, sanitized
 
 
 def kmeans(x: Tensor, c: Tensor, tol: float) -> Tensor:
