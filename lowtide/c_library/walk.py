@@ -49,7 +49,7 @@ from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir import types as t
 from lowtide.ir.aliases import Statistics
-from lowtide.ir.core import Block, Function, Op, Value
+from lowtide.ir.core import Block, Function, Op, Value, walk
 from lowtide.ir.opdefs import Indexing
 from lowtide.specialise.region_boundaries import static_reason
 from lowtide.texpr.index import Index
@@ -368,6 +368,11 @@ class Walker(Flow):
             raise Refused("changes what is no tensor")
         if not to.writable:
             raise_unwritable(to)
+        if _may_have_another_name(self.function.block, op.operands[0]):
+            raise Refused(
+                "changes a tensor that a branch or loop gave, and that may have another name;"
+                " clone it"
+            )
         others = (x for e in self.envs for v in e.values() for x in tensors_in(v))
         for x in others:
             if x.at != to.at and x.family is not None and x.family is to.family:
@@ -418,3 +423,40 @@ def _in_order(
 
 def _no_outputs(_: Sequence[host.Operand]) -> Mapping[int, str]:
     return {}
+
+
+def _may_have_another_name(block: Block, value: Value) -> bool:
+    """Whether a tensor that branches or loops give may be read by another name. Each of them gives
+    a copy, so that a write into it would not be seen there."""
+    given: dict[Value, list[Value]] = {}  # to each variable of an `if` or `loop`
+    readers: dict[Value, list[Op]] = {}
+    variables: dict[Value, set[Value]] = {}  # that get the value
+    for op in walk(block):
+        for v in op.operands:
+            readers.setdefault(v, []).append(op)
+        ends = [b.terminator.operands for b in op.blocks]
+        if op.name == "if":
+            for result, *found in zip(op.results, *ends, strict=True):
+                given.setdefault(result, []).extend(found)
+                for v in found:
+                    variables.setdefault(v, set()).add(result)
+        elif op.name == "loop":
+            (inner,) = op.blocks
+            rows = zip(op.results, inner.args[1:], op.operands[2:], ends[0][1:], strict=True)
+            for result, arg, first, last in rows:
+                given.setdefault(result, []).extend((arg, first, last))
+                given.setdefault(arg, []).extend((first, last))
+                for v in (first, last):
+                    variables.setdefault(v, set()).add(arg)
+    todo, seen = [value], {value}
+    while todo:
+        for v in given.get(todo.pop(), ()):
+            if v not in seen:
+                seen.add(v)
+                todo.append(v)
+    for v in seen if value in given else ():
+        got = variables.get(v, set())
+        reads = (u for u in readers.get(v, ()) if u.name not in ("loop", "yield"))
+        if (len(got) > 1 and not got <= seen) or (v not in given and any(reads)):
+            return True
+    return False

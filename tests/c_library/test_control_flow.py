@@ -262,6 +262,43 @@ def printed(x: Tensor) -> Tensor:
     return y
 
 
+def written_beside_another_name(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    z = y
+    if x.sum() > 1e9:
+        z = x * 2
+    z += 1
+    return y, z
+
+
+def written_in_a_loop(x: Tensor) -> tuple[Tensor, Tensor]:
+    keep = x + 0
+    other = keep
+    for i in range(x.shape[0]):
+        if keep[i].sum() > 0.5:
+            keep[i:] = keep[i:] * 0.5
+    return keep, other
+
+
+def written_after_a_step(x: Tensor) -> tuple[Tensor, Tensor]:
+    keep = x + 0
+    before = x + 1
+    while keep.sum() > 1:
+        keep[0] = keep[0] * 0.5 - 1
+        before = keep
+        keep = before * 0.5
+        keep[1] = 0
+    return keep, before
+
+
+@pytest.mark.parametrize(
+    "program", [written_beside_another_name, written_in_a_loop, written_after_a_step]
+)
+def test_writes_that_another_name_sees_are_refused(program: Any, tmp_path: Path) -> None:
+    with pytest.raises(lt.ExportError, match="another name"):
+        lt.export_c(lt.script(program), tmp_path / "out", (torch.rand(40, 40),))
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [(grown, ["grows", "preallocate"]), (printed, ["prints", "svdvals", "has no record"])],
