@@ -124,8 +124,13 @@ def of_one_int(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(x * 2, w, None, 1, 1).relu()
 
 
+def of_defaults(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(x.exp(), w)
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_captured_convolution_takes_ints_for_lists() -> None:
+@pytest.mark.parametrize("fn", [of_one_int, of_defaults])
+def test_a_captured_convolution_takes_ints_for_lists(fn: Any) -> None:
     x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
-    found = lt.compile(of_one_int)(x, w)
-    torch.testing.assert_close(found, of_one_int(x, w), rtol=1e-5, atol=1e-5)
+    for compiled in (lt.compile(fn), lt.trace(fn, (x, w))):
+        torch.testing.assert_close(compiled(x, w), fn(x, w), rtol=1e-5, atol=1e-5)

@@ -31,6 +31,7 @@ from lowtide.ir.core import Block, Value
 from lowtide.ir.types import ListType, TupleType
 from lowtide.ops import registry
 from lowtide.ops.binding import Bound, bind, emit, records_of
+from lowtide.ops.library import is_left
 from lowtide.torch_private.pytree import tensors_in
 
 _ENCODABLE: Final = (
@@ -144,7 +145,7 @@ class Recorder:
             problem = f"{source} is called with {what}, which a recorded program cannot hold"
             raise self.error(place, problem, _REMEDIES.get(str(what), _ENCODABLE)) from None
         bound = None if mutates else bind(records_of(source), values, named)
-        if bound is not None and bound.record.name != "getitem":
+        if bound is not None and bound.record.name != "getitem" and not is_left(bound.record):
             self._record(bound, result)
             return
         op_name = "mutate" if mutates and not writes_another(source, named) else "call_torch"
