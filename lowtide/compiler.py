@@ -125,9 +125,7 @@ def fused(
     return Fusion(program=program, normal=normal, groups=groups, by_library=alone, products=made)
 
 
-def tiled(
-    arrangement: Arrangement, moving: frozenset[str], hints: Sizes, strides: Strides
-) -> Kernel:
+def tiled(arrangement: Arrangement, moving: Set[str], hints: Sizes, strides: Strides) -> Kernel:
     """Return the kernel of a group, scheduled unless Triton does that. `moving`: see `plan`."""
     kernel = plan(arrangement, moving)
     if isinstance(arrangement, BlockArrangement):

@@ -12,7 +12,7 @@ Invariant: a reduction is complete before it is read, unless the reader is resca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from lowtide.ir.dtypes import BY_NAME, DType
@@ -51,9 +51,9 @@ from lowtide.tile.verify import verify
 TWICE = 4  # operations of a node that two buffers would compute twice
 
 
-def plan(arrangement: Arrangement, moving: frozenset[str] = frozenset()) -> Kernel:
-    """The kernel of an arrangement. `moving`: tensors and sizes that are others at each step of the
-    loop that the kernel is launched in."""
+def plan(arrangement: Arrangement, moving: Set[str] = frozenset()) -> Kernel:
+    """Return the kernel of an arrangement. `moving`: tensors and sizes that differ at each step of
+    the loop which launches the kernel."""
     while True:
         try:
             made = _Planner(arrangement, moving).kernel()
@@ -86,7 +86,7 @@ class _Scope:
 class _Planner:
     """Puts the nests of an arrangement in order and gives them their buffers."""
 
-    def __init__(self, arrangement: Arrangement, moving: frozenset[str]) -> None:
+    def __init__(self, arrangement: Arrangement, moving: Set[str]) -> None:
         self.a = arrangement
         self.moving = moving
         self.prologue: list[Nest] = []
