@@ -1,4 +1,4 @@
-"""Which values may share memory, which ops write, and which values see a write.
+"""Finds which values may share memory, which ops write, and which values see a write.
 
 In: a Function, or an op in a block. Out: storage classes, freshness, privacy. Front ends record a
 write as a `mutate`; every pass that moves, merges or removes an op, or stores a value, uses this
@@ -48,7 +48,7 @@ _MODES: Final = ("set_grad_enabled", "set_autocast")  # for all that follows
 
 
 def is_fresh(op: Op) -> bool:
-    """Do its results share no memory with its operands?"""
+    """Return whether the results of the op share no memory with its operands."""
     if op.name in _VIEW_AT_TIMES:
         return False
     return opdefs.has_kind(op.name, _FRESH) or op.attrs.get("target") in _FRESH_CALLS
@@ -65,8 +65,8 @@ def written_by(op: Op) -> Sequence[Value]:
 
 
 def writes_another(target: str, named: Iterable[str]) -> bool:
-    """Does a call of PyTorch that writes write into something else than its first operand? It is a
-    `call_torch` then. `named`: the keywords of the call."""
+    """Return whether a call of PyTorch writes into something other than its first operand. Such a
+    call is a `call_torch`. `named`: the keywords of the call."""
     return "out" in named or target in _WRITE_ANOTHER
 
 
@@ -84,15 +84,15 @@ class Statistics:
 
 
 def counts(op: Op) -> bool:
-    """Is it `x.add_(n)`, by which norms in training count their batches?"""
+    """Return whether the op is `x.add_(n)`, by which norms in training count their batches."""
     is_addition = op.name == "mutate" and op.attrs["target"] in ("Tensor.add_", "operator.iadd")
     return is_addition and [v.type for v in op.operands[1:]] == [t.INT]
 
 
 def is_seen(block: Block, k: int) -> bool:
-    """May what op `k` of the block, which gives what it writes into, be told from a plain op, whose
-    result takes the place of its first operand from there on? It may not if that operand was made
-    in this block, in memory of its own, under the same modes, and no other name of it is left."""
+    """Return whether a later op could notice that op `k` of the block writes in place. It could not
+    if the first operand was made in this block, under the same modes, in memory of its own, and no
+    other value there shares that memory. A plain op may then replace op `k`."""
     x = block.ops[k].operands[0]
     made = next((i for i, op in enumerate(block.ops[:k]) if x in op.results), None)
     if made is None or not is_fresh(block.ops[made]):
@@ -110,7 +110,8 @@ def is_seen(block: Block, k: int) -> bool:
 
 
 def _switches_modes(op: Op) -> bool:
-    """Does it change, for what follows, whether gradients are recorded, or in which dtype?"""
+    """Return whether the op changes, for later ops, if gradients are recorded, or a default
+    dtype."""
     target = str(op.attrs.get("target", op.attrs.get("name", "")))
     return any(mode in target for mode in _MODES)
 
@@ -141,8 +142,9 @@ def returned(function: Function) -> frozenset[Value]:
 
 
 def is_apart(op: Op, changed: Container[Value]) -> bool:
-    """Is each result of an op with blocks a tensor for itself? Not so if it may share memory with
-    another one or, where it is among the `changed`, with what the blocks read from outside."""
+    """Return whether each result of an op with blocks has memory of its own. It has not if it may
+    share memory with another result. A result in `changed` must not share memory with what the
+    blocks read from outside either."""
     classes = Classes(Block([], [op]))
     roots = [classes.root(r) for r in op.results if holds_tensors(r)]
     given = {classes.root(v) for v in free_values([op]) if holds_tensors(v)}
@@ -211,5 +213,5 @@ def groups(op: Op) -> Iterator[Sequence[Value]]:
 
 
 def holds_tensors(v: Value) -> bool:
-    """Is it a tensor, or may one be in it?"""
+    """Return whether the value is a tensor, or may contain one."""
     return v.type not in (t.INT, t.FLOAT, t.BOOL, t.STR, t.NONE)

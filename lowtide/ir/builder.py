@@ -47,7 +47,7 @@ class Mark:
 
 
 class Builder:
-    """Where the next op goes, the place in the source it stands for, and who made each value."""
+    """Appends ops to a block: holds their source line, and which op made each value."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -191,12 +191,12 @@ class Builder:
         return Mark(len(self._news), len(self._writes), births)
 
     def has_changed(self, since: Mark) -> bool:
-        """Whether something that was there at that moment was changed or held since, for the first
-        time."""
+        """Return whether a value older than `since` was changed or held for the first time after
+        it."""
         return any(self._births.get(v, -1) < since.births for v in self._news[since.news :])
 
     def was_written(self, value: Value, since: Mark) -> bool:
-        """Whether the value may have been changed since that moment, by whatever name."""
+        """Return whether the value may have been changed after `since`, under any name."""
         writes = self._writes[since.writes :]
         if value in writes:
             return True
@@ -207,11 +207,12 @@ class Builder:
         return maker is not None and maker.name in _MAKING
 
     def _is_alone(self, value: Value) -> bool:
-        """Whether no other value can be the same list."""
+        """Return whether no other value can be the same list."""
         return self._is_made_here(value) and value not in self.held
 
     def _may_be(self, written: Value, value: Value) -> bool:
-        """Whether two values may be one list or dict: not if both are new, or of unlike types."""
+        """Return whether two values may be one list or dict: not if both are new, or of unlike
+        types."""
         if written is _ANYTHING:
             return True
         if self._is_alone(written) or (self._is_made_here(written) and self._is_made_here(value)):
@@ -233,7 +234,7 @@ class Builder:
         return self.emit("undef", (), [type_]).result
 
     def constant(self, value: Value) -> object:
-        """What the value is if that is known now, else UNKNOWN."""
+        """Return the constant that the value is, or UNKNOWN."""
         if value.type == t.NONE:
             return None
         maker = self.makers.get(value)
@@ -365,7 +366,7 @@ def _with_item(type_: Type, item: Type) -> Type:
 
 
 def _may_be_none(value: Value) -> bool:
-    """Whether it is a container or None; a cast gives what it is given."""
+    """Return whether the value is a container or None. A cast returns its operand."""
     return isinstance(value.type, t.OptionalType) and _is_container(Value("", value.type.elem))
 
 
@@ -377,7 +378,8 @@ _HOLDING = ("tuple.make", "list.make", "dict.make", "if", "loop", "yield", "attr
 
 
 def fold(name: str, operands: Sequence[object]) -> object:
-    """What an op on Python values gives for constants; UNKNOWN if one is, or if it would raise."""
+    """Return the result of an op on Python values for constants. It is UNKNOWN if an operand is, if
+    the op would raise, or if the result is no literal or too long."""
     definition = opdefs.find(name)
     if definition is None or any(o is UNKNOWN for o in operands) or _is_huge(name, operands):
         return UNKNOWN
@@ -395,7 +397,7 @@ def _length(value: object) -> int:
 
 
 def _is_huge(name: str, operands: Sequence[object]) -> bool:
-    """Whether folding could take long: big powers, shifts and repetitions stay ops."""
+    """Return whether folding could take long. Big powers, shifts and repetitions stay ops."""
     if name not in ("py.pow", "py.lshift", "py.mul"):
         return False
     return any(isinstance(o, int) and abs(o) > _LONGEST_FOLDED for o in operands[1:]) and (

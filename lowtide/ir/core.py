@@ -133,7 +133,7 @@ class Function:
         return walk(self.block)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both print the same text, places in the source left out."""
+        """Return whether both print the same text, without source lines."""
         if not isinstance(other, Function):
             return NotImplemented
         return print_function(self, locs=False) == print_function(other, locs=False)

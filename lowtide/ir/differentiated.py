@@ -56,7 +56,7 @@ def sources_of(fn: Function, values: list[Value]) -> set[Value]:
 
 
 def makes_within(op: Op, values: frozenset[Value]) -> bool:
-    """Is one of the values made in a block of the op?"""
+    """Return whether a block of the op makes one of the values."""
     inner = (o for block in op.blocks for o in walk(block))
     return any(not values.isdisjoint(o.results) for o in inner)
 
@@ -69,7 +69,7 @@ def _asks(op: Op) -> bool:
 
 
 class _Sources:
-    """Which values a value may be, or may hold."""
+    """Finds the values that a value may be, or may contain."""
 
     def __init__(self, fn: Function) -> None:
         self.made: dict[Value, tuple[Op, int]] = {}

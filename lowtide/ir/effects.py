@@ -59,7 +59,7 @@ _OWN: Final[dict[str, Effects]] = {
 
 
 def own_effects(op: Op) -> Effects:
-    """Those of an op of the IR itself; ALL for one that is not known."""
+    """Return the effects of an op of the IR itself; ALL for an unknown one."""
     return _OWN.get(op.name, Effects.ALL)
 
 

@@ -73,7 +73,7 @@ def located(error: Exception, op: Op) -> None:
 
 
 def is_plain(op: Op) -> bool:
-    """Is it a call of one function with its operands, and no more?"""
+    """Return whether the op is one call of a function with its operands."""
     return op.name not in _STRUCTURED
 
 
@@ -246,7 +246,8 @@ class Entered:
 
 
 def suppressed(op: Op) -> RuntimeError:
-    """What to raise where a context manager swallowed an exception: no values came out."""
+    """Return the error for a context manager that suppressed an exception, so that no values
+    exist."""
     return RuntimeError(f"the context manager at {op.loc} suppressed an exception")
 
 

@@ -20,7 +20,7 @@ _TORCH_KINDS = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def is_literal(value: object) -> bool:
-    """Whether a constant can hold this."""
+    """Return whether a constant can have this value."""
     if isinstance(value, tuple):
         return all(is_literal(v) for v in cast("tuple[object, ...]", value))
     plain = (bool, int, float, complex, str, type(None))
@@ -28,7 +28,7 @@ def is_literal(value: object) -> bool:
 
 
 def same_literal(a: object, b: object) -> bool:
-    """Whether both are the same constant: 1, 1.0 and True differ, NaN equals NaN."""
+    """Return whether both are the same constant: 1, 1.0 and True differ, NaN equals NaN."""
     return print_literal(a) == print_literal(b)
 
 

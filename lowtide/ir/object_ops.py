@@ -44,7 +44,7 @@ _CLASSES: dict[Type, type] = {INT: int, FLOAT: float, BOOL: bool, STR: str, NONE
 
 
 def _may_stand(found: object, expected: Type) -> bool:
-    """Whether Python's numeric tower lets it stand for a value of this type."""
+    """Return whether Python's numeric tower accepts the object as a value of this type."""
     return expected == FLOAT and type(found) is int
 
 

@@ -34,7 +34,7 @@ OF_THE_BATCH = 5
 
 
 class Indexing:
-    """How `torch.getitem` and the `mutate` of an item encode `x[a, b:c, None, ..., mask]`.
+    """Encoding of `x[a, b:c, None, ..., mask]` in `torch.getitem` and in the `mutate` of an item.
 
     Attribute `spec` is a tuple with one word per item, in order; after x, the operands are the
     items laid flat:
@@ -110,9 +110,8 @@ _NO_MAKERS: Makers = MappingProxyType({})
 
 
 def effects_of(op: Op, makers: Makers = _NO_MAKERS, fixed: Collection[Value] = ()) -> Effects:
-    """What the op may do, as its table declares it; of one with blocks, what these may do, too.
-
-    `makers`: ops by their results, so that a rule may ask for constants (`training=False`).
+    """Return what the op may do, as its table declares; for an op with blocks, also what these may
+    do. `makers`: ops by their results, so that a rule can look up constants (`training=False`).
     `fixed`: lists that nothing changes, such as a shape."""
     if op.blocks:
         found = own_effects(op)
@@ -145,22 +144,22 @@ _CHANGING = Effects.DRAWS | Effects.WRITES | Effects.MUTATES | Effects.ACTS
 
 
 def is_shareable(op: Op, makers: Makers = _NO_MAKERS, fixed: Collection[Value] = ()) -> bool:
-    """Whether an equal op with the same operands could stand for this one: it changes nothing, and
-    neither reads what may change in between (other than a tensor's values) nor makes something
-    that has an identity. `makers`, `fixed`: as `effects_of` takes them."""
+    """Return whether an equal op with the same operands can replace this one. Such an op changes
+    nothing. It reads nothing that may change in between, except values of tensors, and it makes
+    nothing that has an identity. `makers`, `fixed`: as in `effects_of`."""
     found = effects_of(op, makers, fixed)
     return not found & (_CHANGING | Effects.READS | Effects.MAKES)
 
 
 def is_removable(op: Op, makers: Makers = _NO_MAKERS) -> bool:
-    """Whether the op may go when its results are not used; where it may also raise, a user may
-    count on that."""
+    """Return whether the op may be removed when its results are not used. It may still raise, and a
+    user may count on that; see `may_raise`."""
     return not effects_of(op, makers) & _CHANGING
 
 
 def may_raise(op: Op, makers: Makers = _NO_MAKERS) -> bool:
-    """Whether the op may raise, so that a user who ignores its result still counts on it. What is
-    for some types only, may be given others where the run alone knows them."""
+    """Return whether the op may raise, so that it must run even if nothing reads its result. An op
+    for certain types may raise where only the run knows the types."""
     types = [v.type for v in op.operands]
     vague = any(t.is_dynamic(type_) or isinstance(type_, t.OptionalType) for type_ in types)
     is_library = op.name in TABLE or op.name.startswith("torch.")
@@ -189,13 +188,13 @@ _HASHING = ("py.contains", "set.of", "set.frozen", "dict.of")
 
 
 def writes(op_name: str) -> bool:
-    """Whether the op changes its first operand, a Python value."""
+    """Return whether the op changes its first operand, a Python value."""
     definition = TABLE.get(op_name)
     return op_name == "attr.set" or (definition is not None and definition.writes)
 
 
 def has_kind(op_name: str, kinds: Sequence[str]) -> bool:
-    """Whether the op is a torch op whose record is of one of these kinds."""
+    """Return whether the op is a torch op whose record is of one of these kinds."""
     if not op_name.startswith("torch."):
         return False
     try:

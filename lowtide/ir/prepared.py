@@ -32,7 +32,8 @@ def prepared(op: Op) -> Step:
 
 
 def _function(op: Op) -> Callable[..., Any] | None:
-    """What gives the op's only result from its operands; None where `run_op` has more to do."""
+    """Return a function from the op's operands to its only result, or None if only `run_op` can run
+    it."""
     if op.name == "torch.getitem" and op.attrs.keys().isdisjoint(("rows", "unbound")):
         return _item(cast("Sequence[str]", op.attrs["spec"]))
     if op.name in ("call_torch", "mutate") and "spec" not in op.attrs and not op.attrs["kwnames"]:

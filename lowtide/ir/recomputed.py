@@ -34,7 +34,7 @@ class Recomputed:
         self._outer: list[bool] = []
 
     def records(self) -> bool:
-        """Whether gradients go through the block."""
+        """Return whether gradients go through the block."""
         wanted = (x.requires_grad for x in self.inputs if isinstance(x, torch.Tensor))
         return torch.is_grad_enabled() and (not self.reentrant or any(wanted))
 

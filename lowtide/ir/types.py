@@ -44,9 +44,9 @@ class NamedType(Type):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TupleType(Type):
-    """A fixed number of elements; `names` are the fields of a named tuple, else (). `cls` is the
-    name of its class in `ir.python_objects`, the user's own or PyTorch's, "" for a plain tuple, or
-    where it may be one of several classes with these fields."""
+    """A fixed number of elements. `names`: the fields of a named tuple, else (). `cls`: the name of
+    its class in `ir.python_objects`. It is "" for a plain tuple, or if several classes with these
+    fields are possible."""
 
     elems: tuple[Type, ...]
     names: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class DictType(Type):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FutureType(Type):
-    """What `fork` gives: a value that is still being computed."""
+    """The type of what `fork` returns: a value that is still being computed."""
 
     elem: Type
 
@@ -170,18 +170,18 @@ def optional(t: Type) -> Type:
 
 
 def is_number(t: Type) -> bool:
-    """Whether values are Python ints, floats or bools."""
+    """Return whether values are Python ints, floats or bools."""
     return t in _NUMBERS
 
 
 def is_tensor(t: Type) -> bool:
-    """Whether a value is a tensor, or None where one may stand, so that operators are PyTorch's."""
+    """Return whether a value is a tensor, or possibly None, so that operators are PyTorch's."""
     return t == TENSOR or (isinstance(t, OptionalType) and is_tensor(t.elem))
 
 
 def is_tensor_or_number(t: Type) -> bool:
-    """Whether a value is a tensor on some paths and a number on all others: `1.0 if c else x`. What
-    an operator does with it is known when it runs; beside a tensor it is PyTorch's."""
+    """Return whether a value is a tensor on some paths and a number on all others: `1.0 if c else
+    x`. Only the run knows what an operator does with it. With a tensor operand it is PyTorch's."""
     match t:
         case UnionType(elems):
             numeric = all(is_tensor(e) or is_number(e) or e in (COMPLEX, NONE) for e in elems)
@@ -193,19 +193,19 @@ def is_tensor_or_number(t: Type) -> bool:
 
 
 def may_be_tensor(t: Type) -> bool:
-    """Whether a value is a tensor, or a number or None where one may stand."""
+    """Return whether a value is a tensor, or possibly a number or None instead."""
     return is_tensor(t) or is_tensor_or_number(t)
 
 
 def is_dynamic(t: Type) -> bool:
-    """Whether only the run knows what kind of value it is, so that Python must look."""
+    """Return whether only the run knows the kind of value, so that Python must look."""
     if isinstance(t, OptionalType):
         return is_dynamic(t.elem)
     return t in (ANY, NEVER) or isinstance(t, UnionType)
 
 
 def is_immutable(t: Type) -> bool:
-    """Whether values never change, so that two equal ones are as good as one."""
+    """Return whether values never change, so that equal ones are interchangeable."""
     match t:
         case NamedType():
             return t not in (ANY, TENSOR, GENERATOR)
@@ -218,7 +218,7 @@ def is_immutable(t: Type) -> bool:
 
 
 def holds_items(t: Type) -> bool:
-    """Whether it is a list, a dict or a tuple, or one of these or None."""
+    """Return whether the type is a list, a dict or a tuple, or possibly None instead."""
     plain = t.elem if isinstance(t, OptionalType) else t
     return isinstance(plain, ListType | DictType | TupleType)
 
@@ -240,7 +240,7 @@ def types_in(type_: Type) -> Iterator[Type]:
 
 
 def is_subtype(t: Type, of: Type) -> bool:
-    """Whether a value of type `t` may stand where `of` is expected."""
+    """Return whether a value of type `t` is valid where `of` is expected."""
     if t in (of, NEVER) or of == ANY:
         return True
     match t, of:
@@ -445,7 +445,7 @@ class TypeReader:
         self._depth = 0
 
     def rest(self) -> str:
-        """What has not been read."""
+        """Return the unread text."""
         return self.text[self.position :].strip()
 
     def type(self) -> Type:

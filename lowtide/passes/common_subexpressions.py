@@ -62,7 +62,8 @@ _HOLDERS = ("tuple.make", "tuple.get", "list.make", "dict.make", "unpack", "cast
 
 
 def _forgets(op: Op) -> bool:
-    """Is nothing of the operands in what the op makes?"""
+    """Return whether the results of the op have nothing of its operands in them: no alias, no
+    reference."""
     if op.name.startswith("torch."):
         return opdefs.has_kind(op.name, ("pointwise", "reduction", "contraction", "size"))
     definition = opdefs.find(op.name)
@@ -95,7 +96,8 @@ def _share(
 
 
 def _is_lent(op: Op, leaving: set[Value]) -> bool:
-    """Does it make a tensor that may be seen, or changed, from outside?"""
+    """Return whether the op makes a tensor that the caller may see or change. `leaving`: such
+    values."""
     made = op.name.startswith("torch.") and not opdefs.has_kind(op.name, ("size",))
     return made and not leaving.isdisjoint(op.results)
 

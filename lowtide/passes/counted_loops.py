@@ -78,7 +78,7 @@ def _count(block: Block, makers: Makers, changes: Changes) -> None:
 
 
 def _counter(loop: Op, makers: Makers, changes: Changes) -> _Counter | None:
-    """What the loop counts, where it is of this form."""
+    """Return the counter of a loop of this form, else None."""
     trips, going = loop.operands[:2]
     (body,) = loop.blocks
     endless = constant(trips, makers)
@@ -111,7 +111,8 @@ def _counter(loop: Op, makers: Makers, changes: Changes) -> _Counter | None:
 
 
 def _hoist(value: Value, loop: Op, makers: Makers, changes: Changes, ops: list[Op]) -> bool:
-    """Whether it is the same in all steps; adds the ops of a step that make it."""
+    """Return whether the value is the same in all steps. The ops of a step that make it go to
+    `ops`."""
     (body,) = loop.blocks
     maker = makers.get(value)
     if maker is None or maker not in body.ops:
@@ -129,7 +130,7 @@ def _hoist(value: Value, loop: Op, makers: Makers, changes: Changes, ops: list[O
 
 
 def _ends(test: str, step: int) -> bool:
-    """Does the counter come to the bound?"""
+    """Return whether a counter with this step comes to the bound."""
     return abs(step) == 1 if test == _UNEQUAL else step * _TESTS[test][0] > 0
 
 
@@ -148,7 +149,8 @@ def _sides(op: Op | None) -> Iterator[tuple[str, Value, Value]]:
 
 
 def _steps(loop: Op, after: Value, makers: Makers) -> Iterator[tuple[Value | int, int]]:
-    """What `after` may be counted by: its value before the first step, and what a step adds."""
+    """Yield the ways to count `after`: its value before the first step, and the difference per
+    step."""
     (body,) = loop.blocks
     ahead = evolution(after, body.args[0], makers).ahead
     if ahead is not None:  # the number of the step, and more

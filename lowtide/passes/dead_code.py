@@ -60,8 +60,8 @@ def keep_what_raises(fn: Function) -> Function:
 
 
 def _items_run_over(fn: Function, makers: Makers) -> Iterator[Op]:
-    """What reads `xs[i]`, `i` being the step of a loop of at most `len(xs)`; no loop may make the
-    list shorter."""
+    """Yield the ops `xs[i]`, with `i` the step of a loop of at most `len(xs)` steps which changes
+    no list."""
     for loop in fn.walk():
         if loop.name != "loop" or opdefs.effects_of(loop, makers) & Effects.MUTATES:
             continue
@@ -94,7 +94,7 @@ def _put_uses(block: Block, ops: Set[Op]) -> None:
 
 
 def _is_lasting(op: Op, makers: Makers) -> bool:
-    """Does it do more than give results?"""
+    """Return whether the op must run even if nothing reads its results."""
     endless = op.name == "loop" and _may_be_endless(op)
     return endless or not opdefs.is_removable(op, makers)
 

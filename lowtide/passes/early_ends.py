@@ -80,7 +80,8 @@ def _flag(loop: Op, makers: Makers) -> _Flag | None:
 
 
 def _truth_of(condition: Value, body: Block, makers: Makers) -> tuple[int, bool] | None:
-    """Which carried value a condition is the truth of, and whether it is not the opposite."""
+    """Return the index of the carried value whose truth is the condition, and False if it is
+    negated. None if the condition is anything else."""
     same = True
     while condition not in body.args:
         maker = makers.get(condition)
@@ -92,7 +93,8 @@ def _truth_of(condition: Value, body: Block, makers: Makers) -> tuple[int, bool]
 
 
 def _is_idle(body: Block, choice: Op, idle: Block) -> bool:
-    """Does this branch do nothing, and leave all that the loop carries as it is?"""
+    """Return whether this branch does nothing, and leaves all values that the loop carries
+    unchanged."""
     if any(op.name != "const" for op in idle.ops[:-1]):
         return False
     left = dict(zip(choice.results, idle.terminator.operands, strict=True))
@@ -124,7 +126,7 @@ def _ended(loop: Op, flag: _Flag, makers: Makers) -> Block:
 
 
 def _condition(value: Value, wanted: bool, loop: Op) -> tuple[list[Op], Value]:
-    """Is the truth of the value the one that is wanted?"""
+    """Return an op and its result: True if the truth of the value is `wanted`."""
     found = Value("", t.BOOL)
     name = "py.bool" if wanted else "py.not"
     return [Op(name=name, operands=[value], results=[found], loc=loop.loc)], found

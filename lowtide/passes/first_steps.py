@@ -125,7 +125,7 @@ class _Loop:
         self.counted: dict[Value, bool] = {}
 
     def may_peel(self) -> bool:
-        """Is the number of steps known before the first, which is short?"""
+        """Return whether the number of steps is known before the first, and the body is short."""
         trips = constant(self.loop.operands[0], self.makers)
         counts = not isinstance(trips, int) or trips < opdefs.MAX_TRIPS
         if not counts or constant(self.loop.operands[1], self.makers) is not True:
@@ -133,7 +133,8 @@ class _Loop:
         return sum(1 for _ in walk(self.body)) <= LONGEST
 
     def adds_to_number(self) -> bool:
-        """Does `total += y` change a number in the first step, and a tensor in all others?"""
+        """Return whether `total += y` changes a number in the first step, and a tensor in all
+        others."""
         changed = {op.operands[0] for op in self.body.ops if op.name == "mutate"}
         inits, yielded = self.loop.operands[2:], self.body.terminator.operands[1:]
         return self.may_peel() and any(
@@ -206,7 +207,7 @@ class _Loop:
         return _Counter(found.offset, found.offset + 1)
 
     def is_length(self, value: Value | None) -> bool:
-        """Is it a list that grows, or its length?"""
+        """Return whether the value is a list that grows, or its length."""
         maker = None if value is None else self.makers.get(value)
         if maker is not None and maker.name == "py.len":
             value = maker.operands[0]
@@ -216,7 +217,8 @@ class _Loop:
         return self.grows(value, maker)
 
     def grows(self, xs: Value, maker: Op) -> bool:
-        """Is the list empty before the loop, longer after each step, and asked before it grows?"""
+        """Return whether the list is empty before the loop, longer after each step, and read before
+        it grows."""
         if xs not in self.counted:
             self.counted[xs] = self._grows(xs, maker)
         return self.counted[xs]
@@ -248,12 +250,12 @@ class _Loop:
 
 
 def _touches(op: Op, xs: Value, names: tuple[str, ...]) -> bool:
-    """Is it, or is in it, an op of such a name on the list?"""
+    """Return whether the op, or an op in its blocks, is one of these names on the list."""
     return any(o.name in names and xs in o.operands for o in with_inner(op))
 
 
 def _always_adds(op: Op, xs: Value) -> bool:
-    """Does it add an item to the list, whichever way it goes?"""
+    """Return whether the op appends an item to the list on each of its paths."""
     if op.name == "list.append":
         return op.operands[0] is xs
     return op.name == "if" and all(any(_always_adds(o, xs) for o in b.ops) for b in op.blocks)

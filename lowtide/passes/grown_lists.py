@@ -168,7 +168,7 @@ class _Lists:
         return reverses_list(op, self.makers) and self.is_private(op.operands[0])
 
     def is_private(self, xs: Value) -> bool:
-        """Whether the list is made here and never held by anything else."""
+        """Return whether the function makes the list, and nothing else refers to it."""
         maker = self.makers.get(xs)
         users = self.users[xs]
         return (

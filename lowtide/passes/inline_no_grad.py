@@ -70,7 +70,7 @@ def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]
 
 
 def _only_computes(op: Op, makers: Makers) -> bool:
-    """Is it a `no_grad` that makes no difference but to gradients?"""
+    """Return whether the op is a `no_grad` whose block computes the same values without it."""
     if op.name != "with" or len(op.blocks) != 1:
         return False
     manager, (body,) = makers.get(op.operands[0]), op.blocks
@@ -97,7 +97,8 @@ def _only_computes(op: Op, makers: Makers) -> bool:
 
 
 def _is_harmless(op: Op, makers: Makers) -> bool:
-    """Does it neither ask whether gradients are on, nor make a tensor that wants one?"""
+    """Return whether the op neither reads if gradients are on, nor makes a tensor that requires
+    one."""
     if opdefs.has_kind(op.name, ("factory",)):
         flags = (v for v in op.operands if v.type == t.BOOL)
         return all(constant(v, makers) is False for v in flags)  # `requires_grad`

@@ -61,7 +61,7 @@ def with_inner(*ops: Op) -> Iterator[Op]:
 
 
 class Changes(enum.Flag):
-    """What the ops of a function may change of existing tensors."""
+    """The ways in which the ops of a function may change existing tensors."""
 
     NONE = 0
     VALUES = enum.auto()
@@ -69,7 +69,7 @@ class Changes(enum.Flag):
 
 
 def changes_in(fn: Function, makers: Makers) -> Changes:
-    """What any op of the function may change of any tensor."""
+    """Return how the ops of the function may change existing tensors."""
     found = Changes.NONE
     for op in fn.walk():
         done = own_effects(op) if op.blocks else opdefs.effects_of(op, makers)

@@ -53,7 +53,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """What each step of a loop adds, and at which op of its body."""
+    """The item that each step of a loop adds to a list, and the op of the body that adds it."""
 
     op: Op
     place: int
@@ -100,7 +100,7 @@ class _Items:
         op.operands = [final(v, self.stand_ins) for v in op.operands]
 
     def is_private(self, xs: Value) -> bool:
-        """Whether nothing but ops on lists ever sees it."""
+        """Return whether only ops on lists read or change the list."""
         return isinstance(xs.type, ListType) and all(
             u.name in (*_READERS, *_WRITERS) and u.operands[0] is xs and xs not in u.operands[1:]
             for u in self.users[xs]
@@ -115,7 +115,7 @@ class _Items:
         return known.items[place] if 0 <= place < len(known.items) else None
 
     def written(self, op: Op, known: dict[Value, _Known]) -> None:
-        """What is known after a list has changed outside of loops."""
+        """Update what is known of a list after an op outside of loops has changed it."""
         xs = op.operands[0]
         if op.name == "list.append" and not known[xs].in_front:
             known[xs] = _Known([op.operands[1], *known[xs].items], known[xs].is_whole)
@@ -189,7 +189,8 @@ class _Items:
     def distance(
         self, index: Value, body: Block, in_front: bool, length: int | None, is_after: bool
     ) -> int | None:
-        """How far from the end that grows, 0 for the very item there."""
+        """Return the distance of an index from the end that grows, 0 for the item there; None if
+        unknown."""
         at = number_of(index, self.makers)
         if at is not None:
             if in_front:

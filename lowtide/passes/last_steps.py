@@ -61,7 +61,8 @@ def peel_last_steps(fn: Function) -> Function:
 
 
 def _peel(block: Block, makers: Makers) -> bool:
-    """Takes the last step out of each loop where that tells something; was there one?"""
+    """Take the last step out of each loop in which a condition is then known. Return whether any
+    was."""
     kept: list[Op] = []
     found = False
     for op in block.ops:
@@ -127,8 +128,8 @@ def _compared(name: str, end: int) -> _Answer | None:
 
 
 def _through_range(value: Value, step: Value, makers: Makers) -> Evolution:
-    """How it changes; in terms of the end of a range where it is the range's length. (A loop that
-    runs has no fewer steps than its range says.)"""
+    """Return how the value changes with the step. The length of a range is expressed by the end of
+    the range: a loop that runs has as many steps as its range says, or more."""
     found = evolution(value, step, makers)
     maker = None if found.base is None else makers.get(found.base)
     if maker is None or maker.name != "py.range_len":

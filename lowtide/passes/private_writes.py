@@ -78,7 +78,7 @@ def _plain(op: Op, makers: Makers) -> list[Op]:
 
 
 def _says_so(record: OpRecord, operands: Sequence[Value | None], makers: Makers) -> bool:
-    """Is its flag True?"""
+    """Return whether the flag of the call is the constant True."""
     rows = zip(record.params, operands, strict=True)
     flag = next((x for p, x in rows if p.name == _FLAG), None)
     return flag is not None and constant(flag, makers) is True
@@ -87,7 +87,8 @@ def _says_so(record: OpRecord, operands: Sequence[Value | None], makers: Makers)
 def _operands(
     record: OpRecord, given: Sequence[Value], named: dict[str, Value]
 ) -> list[Value | None] | None:
-    """What goes to each parameter, None for a default; None if it is no call of this record."""
+    """Return the operand of each parameter, None for a default; None if it is no call of this
+    record."""
     params, left = record.params, dict(named)
     if all(p.name != _FLAG for p in params) or len(given) > len(params):
         return None

@@ -62,7 +62,7 @@ class Plan:
 
 
 def _size(run: Run, sources: list[list[Source]]) -> int:
-    """How many ops an iteration has, in all."""
+    """Return the number of ops of an iteration, those in its blocks included."""
     floating = {s for row in sources for x in row for s in parts(x) if isinstance(s, Made)}
     ops = run.straight.ops[run.start : run.start + run.period]
     return len(floating) + len(ops) + sum(1 for op in ops for b in op.blocks for _ in walk(b))
@@ -84,7 +84,8 @@ class Search:
                 self.items.setdefault(value, {}).setdefault(place, k)
 
     def last_reader(self, op: Op) -> int:
-        """Where what an op makes is read last, but for lists."""
+        """Return the place of the last op that reads a result of `op`, lists aside; -1 if none
+        does."""
         readers = (k for v in op.results for k in self.readers.get(v, ()))
         ops = self.straight.ops
         return max((k for k in readers if ops[k].name not in _LISTS), default=-1)
@@ -118,7 +119,7 @@ class Search:
         return sorted(p for p in found if p <= longest)
 
     def stretches(self, period: int) -> Iterator[tuple[int, int]]:
-        """Where ops do what those one period later do."""
+        """Yield the ranges of places in which each op equals the op one period later."""
         labels = self.straight.strict
         start = None
         for k in range(len(labels) - period + 1):
@@ -185,8 +186,8 @@ class Search:
         return None
 
     def is_even(self, start: int, period: int, stop: int) -> bool:
-        """Whether what the first iterations give to lists lies at even distances in them, and they
-        hold little else."""
+        """Return whether the iterations fill lists evenly: at equal distances, with few other
+        items."""
         places: list[dict[int, int]] = [{}, {}, {}]
         for k, found in zip(range(start, stop, period), places, strict=False):
             for value in self.straight.ops[k].results:
@@ -202,7 +203,8 @@ class Search:
         return True
 
     def after(self, run: Run) -> Iterator[tuple[Value, int, Local, int]]:
-        """What is read after the run: the value, its iteration and place, and by which op."""
+        """Yield each value of the run that is read after it, with its iteration, place and
+        reader."""
         stop = run.start + run.count * run.period
         for k in range(run.start, stop):
             for value in self.straight.ops[k].results:
@@ -215,8 +217,9 @@ class Search:
     def ends(
         self, run: Run, lists: list[Collected], delayed: dict[tuple[Local, int], Source]
     ) -> tuple[int, dict[Source, Value]]:
-        """What is read of the last iteration, or still carried then; and how many iterations there
-        may be, so that it is the last."""
+        """Return how many iterations the run may have, and which values of the last one are read
+        later. A value that is read later must be of the last iteration, or still carried then;
+        otherwise the run ends with its iteration."""
         count = run.count
         found: dict[Source, Value] = {}
         loose = {id(x.op): {e for v in x.after for e in self.straight.leaves(v)} for x in lists}
@@ -245,7 +248,7 @@ class Search:
                     yield found
 
     def is_list(self, op: Op) -> bool:
-        """Whether it makes a list, or a tuple that is as good as one to what reads it."""
+        """Return whether the op makes a list, or a tuple whose readers treat it as a list."""
         if op.name != "tuple.make":
             return op.name == "list.make"
         users = [self.straight.ops[k] for k in self.readers.get(op.result, ())]
@@ -286,7 +289,7 @@ def _delayed(sources: list[list[Source]]) -> dict[tuple[Local, int], Source]:
 
 
 def _columns(made: list[tuple[int, Local] | None], count: int) -> Iterator[tuple[int, int]]:
-    """Where items may begin to repeat, and after how many."""
+    """Yield the places at which items may begin to repeat, each with its period."""
     start = next((k for k, m in enumerate(made) if m is not None), None)
     first = None if start is None else made[start]
     if start is None or first is None or first[0] != 0:

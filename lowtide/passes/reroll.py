@@ -104,7 +104,7 @@ class _Writer:
         return made.result
 
     def list_op(self, listed: Collected) -> None:
-        """What comes into a list after the loop."""
+        """Replace an op that makes a list by ops that add the items that follow the loop."""
         op, xs = listed.op, self.grown[id(listed.op)]
         for v in listed.after:
             self.keep(_append(xs, v, op))
@@ -201,7 +201,7 @@ class _Body:
         return argument
 
     def value(self, source: Source) -> Value:
-        """What a source is in the body."""
+        """Return the value of a source in the body of the loop."""
         if source not in self._made:
             self._made[source] = self._value(source)
         return self._made[source]

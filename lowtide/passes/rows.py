@@ -129,7 +129,8 @@ class _Rows:
         return [*made, read]
 
     def is_only_read(self, rows: Value) -> bool:
-        """Whether all that is done with a list is to ask for its length and its items."""
+        """Return whether the list is only read: its length, its items, or the same of its
+        reverse."""
         for user in self.users[rows]:
             if user.operands[0] is not rows or rows in user.operands[1:]:
                 return False

@@ -54,7 +54,7 @@ def _split(block: Block, makers: Makers, params: frozenset[Value]) -> None:
 
 
 def _can_split(loop: Op, place: int, makers: Makers, params: frozenset[Value]) -> bool:
-    """Whether what is carried is a plain tuple, before the first step and after each."""
+    """Return whether the carried value is a plain tuple before the first step and after each."""
     (body,) = loop.blocks
     first, last, arg = (
         loop.operands[place],
@@ -74,13 +74,14 @@ def _can_split(loop: Op, place: int, makers: Makers, params: frozenset[Value]) -
 
 
 def _is_new(value: Value, makers: Makers) -> bool:
-    """Whether the program has made this tuple itself."""
+    """Return whether an op of the program makes this tuple."""
     maker = makers.get(value)
     return maker is not None and maker.name == "tuple.make" and not maker.attrs
 
 
 def _is_bound(value: Value, makers: Makers, bound: set[Value]) -> bool:
-    """Whether there surely is a tuple: a variable may be carried that has no value yet."""
+    """Return whether the value is surely a tuple. A variable without a value may be carried,
+    too."""
     maker = makers.get(value)
     if maker is None:
         return value in bound
@@ -91,7 +92,8 @@ def _is_bound(value: Value, makers: Makers, bound: set[Value]) -> bool:
 
 
 def _split_one(loop: Op, place: int, is_new: bool) -> tuple[list[Op], list[Op]]:
-    """What comes before the loop and after it."""
+    """Split one carried tuple into its elements. Return the ops before the loop and those after
+    it."""
     (body,) = loop.blocks
     end = body.terminator
     before, carried = loop.operands[place], body.args[place - 1]

@@ -42,12 +42,13 @@ class Slot:
 
     @property
     def value(self) -> Value:
-        """What stands there."""
+        """Return the value in this slot."""
         return self.op.operands[self.operand]
 
 
 def slots(op: Op) -> list[Slot]:
-    """What an op reads, blocks included, in order; `clone_op` keeps the order."""
+    """Return the operands that an op reads, those of its blocks included, in the order of
+    `clone_op`."""
     if not op.blocks:
         return [Slot(op, k) for k in range(len(op.operands))]
     inner = [o for block in op.blocks for o in walk(block)]
@@ -111,7 +112,7 @@ class Straight:
         return found
 
     def kind(self, value: Value) -> str:
-        """What two values have in common that may be the same operand of two iterations."""
+        """Return a key that is equal for values which may be one operand in two iterations."""
         found = self._kinds.get(value)
         if found is None:
             op = self.floating.get(value)
@@ -211,7 +212,7 @@ def _floating(block: Block) -> dict[Value, Op]:
 
 
 def _is_plain(value: Value) -> bool:
-    """May it be made again? A list has an identity."""
+    """Return whether the value can be made a second time. A list cannot: it has an identity."""
     return isinstance(value.type, t.TupleType) or t.is_immutable(value.type)
 
 
@@ -234,6 +235,6 @@ def _is_view(op: Op, made: Mapping[Value, Op]) -> bool:
 
 
 def _changes(op: Op, makers: Mapping[Value, Op]) -> bool:
-    """May it change a tensor, or how PyTorch computes?"""
+    """Return whether the op may change a tensor, or how PyTorch computes."""
     done = own_effects(op) if op.blocks else opdefs.effects_of(op, makers)
     return op.name not in _STILL and bool(done & (Effects.WRITES | Effects.MUTATES))

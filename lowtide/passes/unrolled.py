@@ -71,7 +71,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a floating op like this one makes of these."""
+    """The result of a floating op like this one, applied to these operands."""
 
     op: Op
     operands: tuple[Source, ...]
@@ -141,7 +141,8 @@ class Run:
         return found, count
 
     def source(self, values: Sequence[Value], counts: bool, back: int) -> tuple[Source | None, int]:
-        """What gives most of these, one for each iteration from the first on; and how many."""
+        """Return the source that gives most of these values, and how many. `values`: one per
+        iteration, in order from the first."""
         best: tuple[Source | None, int] = (None, 0)
         for source, holds in self._sources(values, counts, back):
             if holds > best[1]:
@@ -168,7 +169,8 @@ class Run:
                 yield Carried(first, then), holds + 1
 
     def _in_step(self, values: Sequence[Value]) -> int:
-        """How many are one result of one op, each in its iteration."""
+        """Return how many of the values are the same result of the same op, each in its own
+        iteration."""
         places = self.straight.places
         first, result = places[values[0]]
         last = self.start + self.count * self.period
@@ -225,7 +227,7 @@ def _type_of(source: Source, run: Run) -> t.Type:
 
 
 def _leading(holds: Iterator[bool]) -> int:
-    """How many are true before the first that is not."""
+    """Return how many are true before the first that is not."""
     count = 0
     for true in holds:
         if not true:
@@ -235,8 +237,8 @@ def _leading(holds: Iterator[bool]) -> int:
 
 
 def may_count(slot: Slot) -> bool:
-    """Whether the operand may be another number in each iteration: an index, a factor, a
-    bound, not what decides about shapes."""
+    """Return whether the operand may be a different number in each iteration. An index, a factor or
+    a bound may; an operand that decides about shapes may not."""
     if slot.value.type != t.INT:
         return False
     if slot.op.name in _COUNTING:

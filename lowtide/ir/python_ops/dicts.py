@@ -83,7 +83,8 @@ def _items(d: Dict) -> list[Any]:
 
 
 def _goes_on(d: Dict, keys: list[Any], i: int) -> bool:
-    """Whether a loop that began with these keys has another step; raises what Python's raises."""
+    """Return whether a loop that began with these keys has another step. Raises what Python raises
+    if the dict has changed."""
     if len(d) != len(keys):
         raise RuntimeError("dictionary changed size during iteration")
     if list(d) != keys:

@@ -223,7 +223,7 @@ class _Sized:
 
 
 def _checked_length(found: int) -> int:
-    """What `len` makes of the result of a `__len__`."""
+    """Return what `len` makes of the result of a `__len__`, or raise its error."""
     return len(_Sized(found))
 
 

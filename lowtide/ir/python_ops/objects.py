@@ -40,7 +40,7 @@ class Drawn:
         self.has_ended = False
 
     def goes_on(self, index: int) -> bool:
-        """Whether there is an element at this index, which is the current one then."""
+        """Return whether there is an element at this index, and make it the current one."""
         if self.count <= index and not self.has_ended:
             try:
                 self.current = next(self.rest)

@@ -26,7 +26,7 @@ class OpDef:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes its first operand."""
+        """Return whether the op changes its first operand."""
         return Effects.MUTATES in self.effects
 
 
@@ -77,7 +77,7 @@ def _members(type_: Type) -> tuple[Type, ...]:
 
 
 def element(type_: Type) -> Type | None:
-    """What iterating over a value of this type gives."""
+    """Return the type of the elements of an iteration over this type; None if it has none."""
     match type_:
         case ListType(elem):
             return elem

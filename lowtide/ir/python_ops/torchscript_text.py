@@ -1,8 +1,10 @@
-"""What TorchScript shows of a value, as C++ prints it.
+"""Prints a value as TorchScript does, which prints by C++.
 
     text(2.0)                  "2."
     text([True, "a", 0.1])     "[True, a, 0.10000000000000001]"
-    text(torch.arange(2))      " 0\\n 1\\n[ CPULongType{2} ]"
+    text(torch.arange(2))      " 0
+ 1
+[ CPULongType{2} ]"
 
 The form of a tensor is that of PyTorch's `ATen/core/Formatting.cpp`. A tensor that is sparse,
 complex or quantized, and an object of a class, are shown as in Python.
