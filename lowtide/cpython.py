@@ -1,4 +1,4 @@
-"""What CPython keeps to itself and is used here: frames, threads, locks after a fork.
+"""The private parts of CPython that are used here: frames, threads, locks after a fork.
 
 Functions stand under a plain name as they are: no frame lies between.
 """

@@ -126,7 +126,7 @@ class Run:
         yield from self.programs()
 
     def compiled(self, *names: str) -> Shown:
-        """What the code generator shows under these names."""
+        """Return the texts of the code generator, by stage."""
         for w in self.work:
             every = [e for d in w.program.defs.values() for e in ex.walk(d.expr)]
             scalars = dict.fromkeys(e.name for e in every if isinstance(e, ex.Scalar))

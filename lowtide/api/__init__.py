@@ -1,1 +1,2 @@
-"""What users call: script, trace, compile, modules, explain; `names` lists the public names."""
+"""The functions that users call: script, trace, compile, modules, explain; `names` lists the public
+names."""

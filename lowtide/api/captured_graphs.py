@@ -53,7 +53,8 @@ class Graph(Protocol):
 
 
 class Explanations(tuple["Explanation | Graph", ...]):
-    """What a call does, graph by graph; prints. `memory`: of the largest graph."""
+    """The explanations of a call's graphs, in order; prints. `memory`: the plan of the largest
+    graph."""
 
     memory: MemoryPlan
 
@@ -63,7 +64,7 @@ class Explanations(tuple["Explanation | Graph", ...]):
 
     @property
     def graphs(self) -> tuple[Explanation, ...]:
-        """Those that are compiled."""
+        """The explanations of the graphs that are compiled."""
         return tuple(g for g in self if isinstance(g, Explanation))
 
     @property
@@ -94,7 +95,8 @@ class _Ran:
     inputs: tuple[Any, ...]
 
     def is_alike(self, args: tuple[Any, ...]) -> bool:
-        """Whether nothing new is known by these inputs."""
+        """Return whether all sizes are as in an earlier call, so that nothing new can be
+        learned."""
         for k, size in self.sizes:  # noqa: SIM110 - quicker than `all`
             if args[k].shape != size:
                 return False
@@ -136,7 +138,8 @@ class Target:
     def graphs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[tuple[Graph, Sequence[Any]]], list[str]]:
-        """What a call runs, as far as it is known, with inputs for each; and notes."""
+        """Return the graphs that a call runs, as far as they are known, with inputs for each, and
+        notes."""
         args, kwargs = _on_device((args, kwargs), self.root)
         found = first_graph(self.root, args, kwargs)
         notes: list[str] = []
@@ -212,8 +215,8 @@ def listening(listener: Listener) -> Generator[None]:
 
 
 def attach(compiled: Any, make: Make, budget_bytes: int | None = None) -> Any:
-    """What is to be called in its place: it has the methods, where it had none of these names
-    itself."""
+    """Return the callable to use in its place, with the methods of compiled functions. A method of
+    the user's own with such a name stays."""
     root = getattr(compiled, "_orig_mod", None) or getattr(
         compiled, "_torchdynamo_orig_callable", compiled
     )
@@ -296,7 +299,8 @@ def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
 
 
 def explained(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
-    """What the graph does for these inputs; if PyTorch runs it, the graph, which says why."""
+    """Return the explanation of the graph for these inputs; if PyTorch runs it, the graph, which
+    says why."""
     explain: Callable[..., Explanation] | None = getattr(graph, "explain", None)
     return graph if explain is None else explain(*given)
 

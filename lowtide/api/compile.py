@@ -58,7 +58,7 @@ class CompiledGraph(Compiled):
         self._sets_grad: bool = program.sets_grad
 
     def __call__(self, *args: Any) -> Any:
-        """What the graph gives for its inputs."""
+        """Run the graph."""
         if (call := _of_thread.call) is not None:
             call.runs(self, args)
         if _reason():
@@ -102,7 +102,7 @@ class PlainGraph:
         self._has_warned = options.budget_bytes is None
 
     def __call__(self, *args: Any) -> Any:
-        """What the graph gives for its inputs."""
+        """Run the graph by PyTorch."""
         if (call := _of_thread.call) is not None:
             call.runs(self, args)
         if not (self._has_warned or config.current().disable):
@@ -147,7 +147,8 @@ def _graph(module: torch.fx.GraphModule, options: Options, name: str) -> Compile
 
 
 def _options_of(budget: object = None, tune: object = False, **others: object) -> Options:
-    """What `torch.compile(options=…)` asks for, of each captured graph."""
+    """Return the options in `torch.compile(options=…)`, for each captured graph. Raises
+    LowtideError for unknown ones."""
     if others:
         raise LowtideError(
             f"unknown option {sorted(others)[0]!r}: the options are `budget` and `tune`"
@@ -219,7 +220,7 @@ def compile(
 
 
 def _has_no_python(model: Any) -> bool:
-    """Whether it was loaded from a file, or torch.jit made it."""
+    """Return whether the model is from a file, or torch.jit made it."""
     if torch_jit_twins.is_module(model) or torch_jit_twins.is_function(model):
         return True
     if not isinstance(model, Compiled | ScriptModule):
@@ -231,9 +232,10 @@ def _has_no_python(model: Any) -> bool:
 def explain_compiled(
     compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> tuple[Explanation | captured_graphs.Graph, ...]:
-    """What a call of a compiled function does, graph by graph, as `c.explain` says it of one.
+    """Explain a call of a compiled function, graph by graph, as `c.explain` does.
 
-    The function is called, since only a run tells which graphs it takes. Each entry prints."""
+    The function is called, since only a run shows which graphs it takes. Each entry prints.
+    """
     seen: list[Explanation | captured_graphs.Graph] = []
 
     def listener(graph: captured_graphs.Graph, given: tuple[Any, ...]) -> None:

@@ -61,7 +61,7 @@ class Compiled(ABC):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the Python function would return."""
+        """Return the result of the Python function."""
 
     @abstractmethod
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

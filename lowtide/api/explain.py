@@ -90,8 +90,8 @@ class Recompilation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a call does; prints as text. `plain`: why nothing of it is compiled, "" if it is;
-    `compiled_again`: why what earlier calls had compiled was of no use."""
+    """The explanation of a call; prints as text. `plain`: why nothing of it is compiled, "" if it
+    is. `compiled_again`: why programs of earlier calls were of no use."""
 
     name: str
     plain: str
@@ -112,7 +112,7 @@ class Explanation:
 
     @property
     def torch_ops(self) -> tuple[TorchLine, ...]:
-        """What is left to PyTorch, in order."""
+        """The ops that PyTorch runs, in order."""
         return tuple(s for s in self.steps if isinstance(s, TorchLine))
 
     @property

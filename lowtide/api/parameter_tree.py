@@ -64,5 +64,5 @@ def share(source: torch.nn.Module, target: torch.nn.Module) -> None:
 
 
 def members(module: torch.nn.Module, kind: str) -> dict[str, Any]:
-    """What nn.Module keeps under "_parameters", "_buffers" or "_modules"."""
+    """Return the module's "_parameters", "_buffers" or "_modules"."""
     return cast("dict[str, Any]", getattr(module, kind))

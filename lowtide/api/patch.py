@@ -37,7 +37,7 @@ _OTHER_NAMES: Final = {
 
 
 def lowtide_name(name: str) -> Any:
-    """What stands for torch.jit's name; raises AttributeError where Lowtide has nothing."""
+    """Return Lowtide's object for torch.jit's name. Raises AttributeError if it has none."""
     return getattr(importlib.import_module("lowtide"), _OTHER_NAMES.get(name, name))
 
 

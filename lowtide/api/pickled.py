@@ -24,7 +24,7 @@ LOADED: Final = "lowtide.loaded"  # the `__module__` of classes and functions fr
 
 
 def is_from_file(obj: object) -> bool:
-    """Whether this is an object of a class from a file, or a function from one."""
+    """Return whether this is a function from a file, or an object of a class from one."""
     found = obj if callable(obj) and hasattr(obj, "__code__") else type(obj)
     return getattr(found, "__module__", None) == LOADED
 

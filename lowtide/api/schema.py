@@ -27,12 +27,12 @@ class Argument:
     default: object = _NO_DEFAULT
 
     def has_default_value(self) -> bool:
-        """Whether a call may leave it out."""
+        """Return whether a call may omit the argument."""
         return self.default is not _NO_DEFAULT
 
     @property
     def default_value(self) -> object:
-        """What it is then; None if there is no default."""
+        """The default value; None if there is none."""
         return self.default if self.has_default_value() else None
 
     def __str__(self) -> str:

@@ -83,7 +83,7 @@ class ScriptFunction(TorchJitMembers):
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the Python function would return."""
+        """Return the result of the Python function."""
         if _is_compiling() or (running and is_inside(self._of_defaults)):
             return self._fn(*args, **kwargs)
         if _reason():
@@ -135,7 +135,7 @@ class ScriptFunction(TorchJitMembers):
 
     @property
     def __defaults__(self) -> tuple[object, ...] | None:
-        """Those of the Python function; the next call sees a change."""
+        """The defaults of the Python function; the next call sees a change."""
         return cast("Any", self._of_defaults).__defaults__
 
     @__defaults__.setter
@@ -144,7 +144,7 @@ class ScriptFunction(TorchJitMembers):
 
     @property
     def __kwdefaults__(self) -> dict[str, object] | None:
-        """Those of the Python function; the next call sees a change."""
+        """The keyword defaults of the Python function; the next call sees a change."""
         return cast("Any", self._of_defaults).__kwdefaults__
 
     @__kwdefaults__.setter
@@ -211,7 +211,8 @@ class ScriptFunction(TorchJitMembers):
     def _new_types(
         self, types: Sequence[ir_types.Type], known: Iterable[Sequence[ir_types.Type]]
     ) -> tuple[str, ...]:
-        """What the types of a new program's arguments differ in from the nearest known ones."""
+        """Return the differences between the types of a new program's arguments and the nearest
+        known ones."""
         names = self._signature.parameters
         return differences(type_facts(names, types), (type_facts(names, k) for k in known))
 

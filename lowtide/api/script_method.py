@@ -81,18 +81,19 @@ class Variant:
     hooks_on_all: tuple[int, ...] = field(default_factory=hooks_on_all)
 
     def fits_modules(self) -> bool:
-        """Whether the submodules are those that it was made for."""
+        """Return whether the submodules are those for which the program was compiled."""
         find = self.reader.submodules
         return find is None or tuple(find()) == self.submodules
 
     def is_stale(self) -> bool:
-        """Whether a submodule was replaced, a hook registered, or a class it knows derived from."""
+        """Return whether a submodule was replaced, a hook registered, or a known class
+        subclassed."""
         is_other = not self.fits_modules() or self.reader.hooks() != self.hooks
         is_other = is_other or hooks_on_all() != self.hooks_on_all
         return is_other or self.driver.is_outdated()
 
     def is_readable(self) -> bool:
-        """Whether the captured values are there, whatever the guards give."""
+        """Return whether the captured values exist, even if guards fail."""
         try:
             captured, _ = self.reader.read()
         except (KeyError, AttributeError):
@@ -132,7 +133,7 @@ class Variant:
         }
 
     def changed(self) -> tuple[str, ...]:
-        """What no longer holds of the modules, told to the user."""
+        """Return what has changed in the modules, as sentences for the user."""
         now = self.reader.tree()
         swapped = [_swapped(path, m, now.get(path)) for path, m in self.tree.items()]
         swapped += [_swapped(path, None, m) for path, m in now.items() if path not in self.tree]
@@ -230,7 +231,7 @@ class ScriptMethod(ScriptFunction):
         self.callees: Callees = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the Python method would return."""
+        """Return the result of the Python method."""
         if _is_compiling():
             return self._python(*args, **kwargs)
         if _reason():
@@ -299,7 +300,7 @@ class ScriptMethod(ScriptFunction):
 
     @property
     def source(self) -> FunctionType | Function:
-        """What it is compiled from."""
+        """The Python function or the IR from which the method is compiled."""
         return self._source
 
     @property
@@ -363,8 +364,8 @@ class ScriptMethod(ScriptFunction):
             self._hooks_seen = count
 
     def _compiled_for(self, types: tuple[t.Type, ...]) -> tuple[str, ...]:
-        """What a new program is there for: in what its modules, or else the types of its arguments,
-        differ from those of the nearest program before it."""
+        """Return why a new program is compiled: the differences from the nearest program before it.
+        These are in its modules, or else in the types of the arguments."""
         changes = [v.changed() for v in self._variants.get(types, ())]
         changes += [self._dropped[types]] if types in self._dropped else []
         if changes:
@@ -504,7 +505,7 @@ class ScriptMethod(ScriptFunction):
 
 
 class MethodMaker:
-    """What makes a method whose programs come from elsewhere, from a file say."""
+    """Makes a method whose programs come from elsewhere, such as a file."""
 
     def make(self, root: torch.nn.Module) -> ScriptMethod:
         """The method of this module."""
@@ -512,7 +513,8 @@ class MethodMaker:
 
 
 def _parameters(function: Function) -> list[inspect.Parameter]:
-    """Those of a program; a default that is no literal is not in it, so none before it counts."""
+    """Return the parameters of a program. A default that is no literal is omitted, and with it
+    those of all parameters before it."""
     empty = inspect.Parameter.empty
     found: list[inspect.Parameter] = []
     defaults = function.defaults

@@ -148,8 +148,9 @@ class ScriptModule(_Module):
 
 
 class _OfItsRootsClass:
-    """What isinstance() takes for one of its root's class, too: `for m in net.modules(): if
-    isinstance(m, nn.BatchNorm2d): m.eval()`. By itself, as `super()` has the name for its own."""
+    """Lets isinstance() accept an object as one of its root's class, too: `for m in net.modules():
+    if isinstance(m, nn.BatchNorm2d): m.eval()`. It is a class of its own, because `super()` binds
+    the name to its own class."""
 
     @property
     def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -224,7 +225,7 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         return "ScriptModule"
 
     def extra_repr(self) -> str:
-        """What `repr` shows beside the submodules."""
+        """Return the text that `repr` shows besides the submodules."""
         return f"original_name={self.original_name}"
 
     def __getattr__(self, name: str) -> Any:
@@ -258,7 +259,7 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         return made
 
     def _is_compiled(self, root: _Module, name: str) -> bool:
-        """Whether an entry point of the whole module calls it."""
+        """Return whether an entry point of the whole module calls the method."""
         wraps: dict[int, ScriptModule] = self.__dict__["_lowtide_wraps"]
         methods = [m for w in wraps.values() for m in w.__dict__.values()]
         compiled = [m for m in methods if isinstance(m, ScriptMethod)]
@@ -365,8 +366,8 @@ _OVERRIDABLE: Final = frozenset(
 
 @functools.lru_cache(maxsize=1024)
 def _overridden(cls: type[_Module]) -> tuple[str, ...]:
-    """What users' classes do in their own way: `def train(self, mode)` that keeps a part as it is,
-    say. Entry points of the program are none of it."""
+    """Return the methods of nn.Module that users' classes override, such as `def train(self,
+    mode)`. Entry points of the program are excluded."""
     own = [c for c in cls.__mro__[: cls.__mro__.index(_Module)] if not is_torch_class(c)]
     found = {name: member for c in own for name, member in vars(c).items() if name in _OVERRIDABLE}
     return tuple(name for name, member in found.items() if decorators.modifier(member) is None)
@@ -445,7 +446,7 @@ class _Container(WrappedModule):
 
 
 def is_own_name(name: str) -> bool:
-    """Whether compiled modules keep something under this name that they rely on themselves."""
+    """Return whether compiled modules have an attribute of this name that they need."""
     return name.startswith("_lowtide") or (name.startswith("_") and hasattr(_Container, name))
 
 
@@ -534,7 +535,8 @@ def method_source(root: _Module, name: str) -> FunctionType:
 
 @functools.cache
 def _internals() -> tuple[str, ...]:
-    """What nn.Module keeps about every module, its submodules and mode aside."""
+    """Return the names of the attributes that nn.Module sets on every module, except submodules and
+    mode."""
     return tuple(k for k in _Module().__dict__ if k not in _UNSHARED)
 
 

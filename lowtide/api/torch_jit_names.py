@@ -55,7 +55,7 @@ def set_fusion_strategy(strategy: Sequence[tuple[str, int]]) -> list[tuple[str, 
 
 
 def enable_onednn_fusion(enabled: bool) -> None:
-    """Does nothing: Lowtide's own kernels are in its place."""
+    """Accept the setting without effect: Lowtide has kernels of its own."""
 
 
 def onednn_fusion_enabled() -> bool:
@@ -67,13 +67,14 @@ strict_fusion = contextlib.nullcontext
 
 
 def fuser(name: str) -> contextlib.AbstractContextManager[None]:
-    """Does nothing, as a context: Lowtide's own kernels are in the place of PyTorch's fusers."""
+    """Return a context without effect: Lowtide has kernels of its own instead of PyTorch's
+    fusers."""
     del name
     return contextlib.nullcontext()
 
 
 def optimized_execution(should_optimize: bool) -> contextlib.AbstractContextManager[None]:
-    """Does nothing, as a context: there is one way to run a program."""
+    """Return a context without effect: there is one way to run a program."""
     del should_optimize
     return contextlib.nullcontext()
 
@@ -83,5 +84,5 @@ def run_frozen_optimizations(
     optimize_numerics: bool = True,
     preserved_methods: Sequence[str] | None = None,
 ) -> None:
-    """Does nothing: `freeze` has done what there is to do."""
+    """Accept the module without effect: `freeze` has optimized it."""
     del mod, optimize_numerics, preserved_methods

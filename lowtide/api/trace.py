@@ -118,8 +118,9 @@ def trace_module(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is traced, with what it is called, and what it is checked with (else the same, which
-    the traced run may have given another shape: `again`)."""
+    """A function to trace: a call, and the calls that check the result. Without any, the traced
+    call is made a second time. `again`: a copy of the call from before the run, which may change
+    shapes."""
 
     func: Callable[..., Any]
     call: Call

@@ -34,7 +34,7 @@ _ATOL = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What is needed to run the function again."""
+    """The parts that are needed to run the function a second time."""
 
     func: Callable[..., Any]
     name: str
@@ -72,7 +72,7 @@ def check(c: Check, calls: Sequence[Call], *, vary: bool) -> None:
 
 
 def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]:
-    """What is wrong with the program on this call."""
+    """Yield the faults of the program on this call."""
     with _restored(kept):
         again = c.again(call)
     differs = difference(c.recording.function, again.function)
@@ -131,7 +131,7 @@ def _outputs(result: Any) -> list[tuple[str, Any]]:
 
 
 def _mismatch(found: list[tuple[str, Any]], expected: list[tuple[str, Any]], tol: float) -> str:
-    """Which output differs, and how far; "" if none."""
+    """Return text that says which output differs, and how far; "" if none does."""
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
     for (_, a), (where, b) in zip(found, expected, strict=True):

@@ -56,7 +56,7 @@ class TracedFunction(ScriptMethod):
         self._whole = function if form.is_flat else with_nests(function, form.names, form.nests)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the recorded run would give for these arguments."""
+        """Return what the recorded run would return for these arguments."""
         if kwargs or len(args) != self._count or not _TENSORS.issuperset(map(type, args)):
             args = self.flat(args, kwargs)
         variant = self._newest
@@ -122,7 +122,8 @@ class TracedFunction(ScriptMethod):
         return f"<lt.TracedFunction {self.__name__}({', '.join(self.form.names)})>"
 
     def __lowtide_saved__(self) -> ScriptModule:
-        """What `lt.save` writes: a module whose forward is this; raises CompileError."""
+        """Return the module that `lt.save` writes, whose forward is this function. Raises
+        CompileError."""
         return WrappedModule(self.root, {"forward": saved(self)})
 
 
@@ -187,7 +188,7 @@ class TracedModule(WrappedModule):
         return "TracedModule"
 
     def __lowtide_saved__(self) -> ScriptModule:
-        """What `lt.save` writes; raises CompileError."""
+        """Return the module that `lt.save` writes. Raises CompileError."""
         given: Mapping[str, Function] = self.__dict__["_lowtide_given"]
         whole = {name: saved(self.method(name)) for name in given}
         return self if whole == given else WrappedModule(self.__dict__["_lowtide_root"], whole)

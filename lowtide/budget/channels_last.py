@@ -143,7 +143,7 @@ class _Rewriter:
     def _is_handed_out_otherwise(
         self, op: Op, made: Sequence[Any] | None, known: Sequence[Any]
     ) -> bool:
-        """Whether the caller gets a result whose order of dims would change."""
+        """Return whether the caller gets a result whose order of dims would change."""
         given = zip(op.results, made or (), known, strict=False)
         return any(
             v in self.given and not k.is_contiguous() and k.stride() != x.stride()
@@ -188,8 +188,8 @@ class _Rewriter:
         self._add(op, {v: b for v, b in back.items() if b is not v}, [])
 
     def _is_alike(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:
-        """Whether numbers are equal, and tensors are equal except for strides and share memory in
-        the same way."""
+        """Return whether numbers are equal, and tensors are equal except for strides and share
+        memory in the same way."""
         if not all(map(_alike, made, known)):
             return False
         before = [x for v in op.operands for x in tensors_in(self.outer.known[v])]
@@ -210,7 +210,7 @@ def _handed_out(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
 
 
 def _can_turn(x: Tensor) -> bool:
-    """Whether these are contiguous images whose layout would change."""
+    """Return whether these are contiguous images whose layout would change."""
     last = _LAST.get(x.dim())
     return last is not None and x.is_contiguous() and not x.is_contiguous(memory_format=last)
 
@@ -233,7 +233,7 @@ class _Convolutions(Products):
         return made
 
     def are_most(self) -> bool:
-        """Whether most multiplications are in convolutions by oneDNN."""
+        """Return whether most multiplications are in convolutions by oneDNN."""
         names = {id(made) for made, args in self.rows if layouts.is_onednns(*args[:2], *args[3:9])}
         total = sum(count for _, count in self.found)
         ours = sum(count for made, count in self.found if id(made) in names)

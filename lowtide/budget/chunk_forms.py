@@ -76,7 +76,7 @@ def _instead(outer: Outer, maker: _Maker, op: Op) -> list[Op]:
 
 
 def _is_known_otherwise(block: Block, k: int) -> bool:
-    """Whether the tensor that op `k` writes has other names, or is read in other blocks."""
+    """Return whether the tensor that op `k` writes has other names, or is read in other blocks."""
     x = block.ops[k].operands[0]
     nested = (inner for op in block.ops[k + 1 :] for b in op.blocks for inner in walk(b))
     return is_seen(block, k) or any(x in op.operands for op in nested)

@@ -117,7 +117,7 @@ def _decidable(driver: Driver, args: Sequence[Any]) -> dict[Value, Any]:
 def _follows(
     op: Op, plain: set[Value], function: Function, interpreted: MetaInterpreter, kept: Set[Value]
 ) -> bool:
-    """Whether the op's results follow from plain values, sizes and None-ness alone."""
+    """Return whether the op's results follow from plain values, sizes and None-ness alone."""
     if op.name in _SIZES:
         x, *others = op.operands
         return not interpreted.has_guessed and x in kept and plain.issuperset(others)

@@ -489,7 +489,7 @@ class DryRun(Executor):
 
 
 def _needs_the_run(op: Op, env: Env) -> bool:
-    """Whether the op, or one in its blocks, depends on data or calls Python."""
+    """Return whether the op, or one in its blocks, depends on data or calls Python."""
     inner = [o for block in op.blocks for o in block.ops]
     is_unknown = any(env.get(v) is UNKNOWN for v in op.operands)
     return is_unknown or any(o.name == "py.call" or _needs_the_run(o, env) for o in inner)
@@ -552,7 +552,7 @@ def _gives_tensors(op: Op) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether the value is the same without data."""
+    """Return whether the value is the same without data."""
     return value is None or isinstance(value, int | float | str)
 
 
@@ -566,6 +566,6 @@ def _of_the_data(error: Exception) -> str:
 
 
 def _may_cast(function: Function) -> bool:
-    """Whether autocast is on, or is turned on in the program."""
+    """Return whether autocast is on, or is turned on in the program."""
     is_on = torch_state.autocast_on()
     return is_on or any(op.attrs.get("target") in _AUTOCASTS for op in function.walk())

@@ -31,8 +31,8 @@ PURE_OPS: Final = ("enum.const", "enum.get", "py.isinstance")  # run as usual
 
 
 def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
-    """Whether the op is a tensor's method on a value of unknown type, or a PyTorch operator by name
-    that writes into no argument."""
+    """Return whether the op is a tensor's method on a value of unknown type, or a PyTorch operator
+    by name that writes into no argument."""
     if op.name == "py.call_method":
         is_tensor = type(env[op.operands[0]]) is torch.Tensor
         return is_tensor and hasattr(torch.Tensor, str(op.attrs["name"]))
@@ -46,7 +46,8 @@ def is_pytorchs(op: Op, env: Mapping[Value, Any]) -> bool:
 
 
 def draws(op: Op, env: Mapping[Value, Any]) -> bool:
-    """Whether the op may take elements from an iterator, or runs over an object by Python code."""
+    """Return whether the op may take elements from an iterator, or runs over an object by Python
+    code."""
     values = [env[v] for v in op.operands]
     if op.name in _RUNS_OVER and not isinstance(values[0], torch.Tensor):
         cls = cast("type[Any]", type(values[0]))

@@ -79,7 +79,7 @@ class Effects:
             found.setdefault(id(x), sources if self.carries(x) else set())
 
     def carries(self, value: Any) -> bool:
-        """Whether any tensor in the value may have a graph."""
+        """Return whether any tensor in the value may have a graph."""
         return any(id(x) not in self._without_graph for x in tensors_in(value))
 
     def _effect(self, op: Op) -> Effect:

@@ -92,7 +92,7 @@ class _Finder:
         return best
 
     def _belongs_before(self, pos: int) -> bool:
-        """Whether the op is fused into the kernel before it."""
+        """Return whether the op is fused into the kernel before it."""
         op, outer = self.ops[pos], self.outer
         if not op.name.startswith("torch.") or not opdefs.has_kind(op.name, ("pointwise",)):
             return False
@@ -119,7 +119,8 @@ class _Finder:
         return best
 
     def _serves(self, run: Candidate, other: Candidate) -> bool:
-        """Whether a run, with the one after it, extends as far as another and frees as much."""
+        """Return whether a run, with the one after it, extends as far as another and frees as
+        much."""
         rest = self.longest(run.stop)
         if rest is None or rest.stop < other.stop:
             return False
@@ -307,5 +308,5 @@ def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
 
 
 def _differs(whole: Any, part: Any) -> bool:
-    """Whether a value without tensors differs between the whole and a part."""
+    """Return whether a value without tensors differs between the whole and a part."""
     return not tensors_in(whole) and not (type(whole) is type(part) and whole == part)

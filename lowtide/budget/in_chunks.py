@@ -57,8 +57,8 @@ _TIMES: Final = 4  # as large as what it is made of
 
 
 def reads_pairs(function: Function) -> bool:
-    """Whether the function's outer block may have ops of PyTorch's that read pairs: those of the
-    tables, pointwise ones, and all ops on complex numbers."""
+    """Return whether the function's outer block may have ops of PyTorch's that read pairs: those of
+    the tables, pointwise ones, and all ops on complex numbers."""
     return any(
         (op.name == "const" and type(op.attrs["value"]) is complex)
         or (bool(name_of(op)) and _may_read(op))
@@ -209,7 +209,7 @@ def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> lis
 
 
 def _makes_only(outer: Outer, op: Op, makers: Mapping[Value, Op]) -> bool:
-    """Whether the op makes a tensor that nothing writes into later."""
+    """Return whether the op makes a tensor that nothing writes into later."""
     is_written = any(outer.is_written(storage_of(x), 0) for x in outer.tensors(op.results[0]))
     return not is_written and not opdefs.effects_of(op, makers) & effects.Effects.READS
 

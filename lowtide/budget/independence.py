@@ -90,7 +90,7 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
 
 
 def is_lowered(op: Op, values: Sequence[Any]) -> bool:
-    """Whether a kernel or Python runs the op with these operands, not PyTorch."""
+    """Return whether a kernel or Python runs the op with these operands, not PyTorch."""
     if op.name == "call_torch":
         return False
     if op.name != "mutate" and not op.name.startswith("torch."):
@@ -120,7 +120,8 @@ def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
 
 
 def is_pointwise_write(op: Op) -> bool:
-    """Whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`, `x[mask] = 0`."""
+    """Return whether this is a pointwise `mutate` of its first operand: `x.mul_(y)`, `x[mask] =
+    0`."""
     return inplace.out_of_place(op) not in _NOT_POINTWISE
 
 
@@ -172,7 +173,7 @@ def _axis_of(d: Def, known: Mapping[str, int]) -> Axis | None:
 
 
 def _is_uniform(program: Program, name: str, k: int) -> bool:
-    """Whether a definition is the same at all places along a dim."""
+    """Return whether a definition is the same at all places along a dim."""
     d = program.defs.get(name)
     return d is not None and all(
         d.axes[k] not in deep_atoms(i) for node in ex.walk(d.expr) for i in ex.indices(node)

@@ -98,7 +98,7 @@ class Loops:
         return found.made(pos, lists, reads)
 
     def _carries_tensors(self, op: Op) -> bool:
-        """Whether each carried value keeps its shape and dtype, and has its own memory."""
+        """Return whether each carried value keeps its shape and dtype, and has its own memory."""
         rows = zip(op.operands[2:], op.results, strict=True)
         places: set[int] = set()
         for before, after in rows:
@@ -117,8 +117,8 @@ class Loops:
         lists: Sequence[_Collected],
         reads: Sequence[_Read],
     ) -> bool:
-        """Whether chunks pay: whether a value with a row for each step is large. If gradients are
-        recorded, the carried values of all steps are saved, and count."""
+        """Return whether chunks pay: whether a value with a row for each step is large. If
+        gradients are recorded, the carried values of all steps are saved, and count."""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
         sizes = [x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor)]
         if self.records:
@@ -129,7 +129,7 @@ class Loops:
 
 
 def is_counted(loop: Op, makers: Makers) -> bool:
-    """Whether the number of steps does not depend on data."""
+    """Return whether the number of steps does not depend on data."""
     going = loop.operands[1], loop.blocks[0].terminator.operands[0]
     return all(constant(v, makers) is True for v in going)
 
@@ -177,7 +177,7 @@ class _Loop:
         return _Collected(made, joined, dim) if whole.shape[dim] % self.trips == 0 else None
 
     def is_plain(self, lists: Sequence[_Collected]) -> bool:
-        """Whether the body only computes, and appends to these lists."""
+        """Return whether the body only computes, and appends to these lists."""
         own = {c.made.result for c in lists}
         for op in walk(self.body):
             if op.name == "list.append" and op.operands[0] in own and op in self.body.ops:
@@ -290,7 +290,8 @@ class _Loop:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether the value is a tensor, or holds none: autograd would miss a tensor in a container."""
+    """Return whether the value is a tensor, or holds none: autograd would miss a tensor in a
+    container."""
     if isinstance(value, tuple | list):
         return not any(
             isinstance(v, Tensor) or not _is_plain(v) for v in cast("list[object]", value)

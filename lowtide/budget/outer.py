@@ -145,13 +145,13 @@ class Outer:
         ]
 
     def is_written(self, storage: int, start: int) -> bool:
-        """Whether an op from `start` on may write into this memory. For memory of the caller, any
-        op counts: the next call may come before the backward pass of this one."""
+        """Return whether an op from `start` on may write into this memory. For memory of the
+        caller, any op counts: the next call may come before the backward pass of this one."""
         start = 0 if storage in self._others else start
         return self._last_write.get(storage, -1) >= start
 
     def may_be_in(self, op: Op) -> bool:
-        """Whether the op may be part of a section."""
+        """Return whether the op may be part of a section."""
         family = op.name.partition(".")[0]
         if op.blocks or op.name in _BARRIERS or opdefs.writes(op.name):
             return False
@@ -164,7 +164,8 @@ class Outer:
         return all(v in self.known for v in (*op.operands, *op.results))
 
     def _reads_identity(self, op: Op) -> bool:
-        """Whether the op reads a tensor's identity, or another fact that differs on a part."""
+        """Return whether the op reads a tensor's identity, or another fact that differs on a
+        part."""
         if op.name in ("py.is", "py.is_not"):
             return all(v.type != t.NONE for v in op.operands)
         gives = any(self.tensors(v) for v in op.results)
@@ -192,10 +193,10 @@ class Outer:
 
 
 def is_torch(op: Op) -> bool:
-    """Whether the op is a function of PyTorch."""
+    """Return whether the op is a function of PyTorch."""
     return op.name == "call_torch" or op.name.startswith("torch.")
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether the value is a container of tensors."""
+    """Return whether the value is a container of tensors."""
     return not isinstance(value, Tensor) and bool(tensors_in(value))

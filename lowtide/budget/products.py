@@ -52,7 +52,7 @@ def worth_keeping(outer: Outer, run: Candidate) -> list[Choice]:
 
 
 def is_product(outer: Outer, op: Op) -> bool:
-    """Whether the op is exactly one PyTorch product."""
+    """Return whether the op is exactly one PyTorch product."""
     if not _is_left_to_pytorch(outer, op):
         return False
     return _only_product(_products(outer, op), outer.known[op.result]) is not None

@@ -27,8 +27,8 @@ Sources: TypeAlias = Callable[[Candidate], Sequence[Sequence[int]] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is not recomputed: the number of chunks of each section, and, in the other chunks,
-    results of products."""
+    """The parts that are not recomputed: a number of chunks of each section, and results of
+    products in its other chunks."""
 
     chunks: Counts = field(default_factory=dict[Candidate, int])
     products: Mapping[Candidate, Values] = field(default_factory=dict[Candidate, Values])
@@ -36,7 +36,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a candidate is run; see `Kept`."""
+    """A candidate with its number of chunks, and what is not recomputed; see `Kept`."""
 
     run: Candidate
     chunks: int

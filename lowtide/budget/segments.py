@@ -153,7 +153,7 @@ class Cutter:
         return self.outer.made_at.get(storage, -1) < start
 
     def _is_update(self, op: Op, writes: set[int]) -> bool:
-        """Whether the op writes only what the recomputation can leave out."""
+        """Return whether the op writes only what the recomputation can leave out."""
         if op.name == "mutate":
             is_alone = not any(self.outer.tensors(v) for v in op.operands[1:])
         else:
@@ -180,7 +180,7 @@ class Cutter:
         )
 
     def _is_state(self, v: Value, start: int, stop: int) -> bool:
-        """Whether the segment writes the value, so that nothing else in it reads it."""
+        """Return whether the segment writes the value, so that nothing else in it reads it."""
         held = {storage_of(x) for x in self.outer.tensors(v)}
         return any(held & row.writes for row in self.effects.rows[start:stop])
 

@@ -54,7 +54,8 @@ def rule_of(op: Op, values: Sequence[Any]) -> Rule | None:
 
 
 def _is_of_the_batch(op: Op, values: Sequence[Any]) -> bool:
-    """Whether it is a norm in training that reads or writes statistics of the whole batch."""
+    """Return whether it is a norm in training that reads or writes statistics of the whole
+    batch."""
     if op.name not in opdefs.STATISTICS or values[opdefs.OF_THE_BATCH] is False:
         return False
     return op.name == "torch.batch_norm" or any(
@@ -83,7 +84,7 @@ def name_of(op: Op) -> str:
 
 
 def is_pointwise(op: Op) -> bool:
-    """Whether PyTorch tags all overloads of the op as pointwise."""
+    """Return whether PyTorch tags all overloads of the op as pointwise."""
     if op.name == "mutate":
         return False
     target = str(op.attrs["target"]) if op.name == "call_torch" else op.name
@@ -98,12 +99,12 @@ def is_pointwise(op: Op) -> bool:
 
 
 def _draws(schema: Any) -> bool:
-    """Whether the op may draw random numbers; PyTorch tags rrelu as pointwise, too."""
+    """Return whether the op may draw random numbers; PyTorch tags rrelu as pointwise, too."""
     return any(a.name == "generator" for a in schema.arguments)
 
 
 def _takes_tensors(schema: Any) -> bool:
-    """Whether the overload is on tensors, without an `out` argument."""
+    """Return whether the overload is on tensors, without an `out` argument."""
     arguments = schema.arguments
     is_tensors = bool(arguments) and isinstance(arguments[0].type, torch.TensorType)
     return is_tensors and not any(a.is_out for a in arguments)

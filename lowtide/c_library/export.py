@@ -35,7 +35,8 @@ _LIMIT_S: Final = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What was written. `functions`: the entry points in C."""
+    """The result of `lt.export_c`; printing it shows all fields. `functions`: the entry points in
+    C. `code_bytes`, `weight_bytes`: the size of the code and of the weights."""
 
     directory: str
     name: str

@@ -231,7 +231,7 @@ class Flow(ABC):
         return found
 
     def is_zero(self, n: Index, arm: int) -> bool:
-        """Whether the size is 0 in this one of the arms that are joined."""
+        """Return whether the size is 0 in this one of the arms that are joined."""
         return arm < len(self.zeros) and n in self.zeros[arm]
 
     def joined_tensor(

@@ -72,8 +72,8 @@ _TAKEN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """What the C function is given or gives: a tensor, an int, a float or a bool. `shape`: its
-    sizes, or their upper bounds where the data decide (`counted`); `shown`: the user's name, which
+    """An argument or a result of the C function: a tensor, an int, a float or a bool. `shape`: its
+    sizes, or their upper bounds where the data decide (`counted`). `shown`: the user's name, which
     need not be one in C."""
 
     name: str
@@ -125,7 +125,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Settings:
-    """What earlier rounds have found: sizes that are constants or equal, and keys of state."""
+    """The findings of earlier rounds: sizes that are constants or equal, and keys of state."""
 
     constant: set[str] = field(default_factory=set[str])
     same: dict[str, str] = field(default_factory=dict[str, str])
@@ -436,7 +436,7 @@ class _Printed:
         return Real(at) if type(value) is float else Truth(at)
 
     def is_assigned(self, thing: Thing, name: str) -> bool:
-        """Whether the program assigns the attribute."""
+        """Return whether the program assigns the attribute."""
         return _key(thing.path, name) in self.assigned
 
     def state_name(self, thing: Thing, name: str) -> str:

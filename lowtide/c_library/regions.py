@@ -69,8 +69,8 @@ class KernelTexts:
 
 @dataclass(slots=True, kw_only=True)
 class Surroundings:
-    """What is known where a region is printed. `sizes`: the example's sizes of the call; `free`:
-    ints of the call that no op has compared with sizes."""
+    """The surroundings of a region that is printed. `sizes`: the example's sizes of the call.
+    `free`: ints of the call that no op has compared with sizes."""
 
     frame: Frame
     numbers: Numbers

@@ -1,4 +1,4 @@
-"""What a C function computes with, by the values of the program that it is printed from.
+"""The values of a C function: one kind for each kind of value of the program.
 
 a Python constant     itself: None, a bool, a number, a string, a dtype
 an int                Index: a polynomial in sizes and in ints that are C variables
@@ -105,17 +105,17 @@ def tensors_in(x: object) -> Iterator[Tensor]:
 
 
 def is_int(x: object) -> bool:
-    """Whether it is an int, known or not; a bool is none."""
+    """Return whether it is an int, known or not; a bool is none."""
     return type(x) is int or isinstance(x, Index)
 
 
 def is_float(x: object) -> bool:
-    """Whether it is a float."""
+    """Return whether it is a float."""
     return type(x) is float or isinstance(x, Real)
 
 
 def is_bool(x: object) -> bool:
-    """Whether it is a bool."""
+    """Return whether it is a bool."""
     return type(x) is bool or isinstance(x, Truth)
 
 
@@ -157,9 +157,9 @@ def c_truth(x: object) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Frame:
-    """What is told of one C function while its body is printed. `bounds`: the largest values of
-    ints that are C variables, where known; `examples`: values that they may have. `small`: those
-    whose arithmetic cannot overflow. `tick` counts statements: the time of a temporary's life."""
+    """The state of one C function while its body is printed. `bounds`: the largest values of ints
+    that are C variables, where known. `examples`: possible values of them. `small`: ints whose
+    arithmetic cannot overflow. `tick` counts statements: the time of a temporary's life."""
 
     pieces: list[Piece] = field(default_factory=list[Piece])
     bounds: dict[str, Index] = field(default_factory=dict[str, Index])
@@ -227,7 +227,7 @@ class Frame:
         return found
 
     def is_sure(self, index: Index) -> bool:
-        """Whether `index >= 0` is certain, by the bounds of ints that are C variables."""
+        """Return whether `index >= 0` is certain, by the bounds of ints that are C variables."""
         if nonnegative(index):
             return True
         found = as_index(0)
@@ -280,7 +280,7 @@ class Frame:
         return found.const
 
     def is_small(self, index: Index) -> bool:
-        """Whether sums and products of it do not overflow."""
+        """Return whether sums and products of it do not overflow."""
         return all(
             a.name not in self.runtime or a.name in self.small
             for a in deep_atoms(index)

@@ -143,8 +143,8 @@ class Walker(Flow):
         return pos + 1
 
     def begins_with_number(self, plan: BlockPlan, pos: int, env: Env) -> bool:
-        """Whether the next op, apart from constants, makes a number of numbers: outside of regions,
-        an int may have 64 bits."""
+        """Return whether the next op, apart from constants, makes a number of numbers: outside of
+        regions, an int may have 64 bits."""
         known: Env = {}
         for op in plan.ops[pos:]:
             if op.name != "const":
@@ -426,8 +426,8 @@ def _no_outputs(_: Sequence[host.Operand]) -> Mapping[int, str]:
 
 
 def _may_have_another_name(block: Block, value: Value) -> bool:
-    """Whether a tensor that branches or loops give may be read by another name. Each of them gives
-    a copy, so that a write into it would not be seen there."""
+    """Return whether a tensor that branches or loops give may be read by another name. Each of them
+    gives a copy, so that a write into it would not be seen there."""
     given: dict[Value, list[Value]] = {}  # to each variable of an `if` or `loop`
     readers: dict[Value, list[Op]] = {}
     variables: dict[Value, set[Value]] = {}  # that get the value

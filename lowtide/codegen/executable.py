@@ -153,7 +153,7 @@ class Executable:
 
     @property
     def kernels(self) -> list[KernelInfo]:
-        """What `explain()` shows of each kernel."""
+        """The facts about each kernel that `explain()` shows."""
         notes = _notes(self.parts)
         return [
             dataclasses.replace(info, name=f"{head}{info.name}", note=info.note + notes[head])
@@ -252,7 +252,7 @@ def compile_program(
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
-    """Whether the program without delays is cut into strips."""
+    """Return whether the program without delays is cut into strips."""
     fusion = compiler.fused(program, hints, blocks=machine != CPU)
     return compiler.strips(fusion.normal, fusion.groups, hints) is not None
 

@@ -106,8 +106,8 @@ def _is_read_before(
     around: Path,
     source: Layout,
 ) -> bool:
-    """Whether a nest's loads come before the store overwrites their elements. `distance`: number
-    of nests from the storing nest to this one. `around`: the sweeps around both nests."""
+    """Return whether a nest's loads come before the store overwrites their elements. `distance`:
+    number of nests from the storing nest to this one. `around`: the sweeps around both nests."""
     if not loads or distance > 0:
         return not loads
     found = [_plain(load.index, source) for load in loads]

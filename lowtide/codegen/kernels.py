@@ -206,7 +206,7 @@ class Kernels(ABC):
 
     @property
     def kernels(self) -> list[KernelInfo]:
-        """What `explain()` shows of each kernel."""
+        """The facts about each kernel that `explain()` shows."""
         return [
             KernelInfo(
                 name=p.name,

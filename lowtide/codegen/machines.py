@@ -29,7 +29,7 @@ class Kind:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether kernels are Triton programs on blocks."""
+        """Return whether kernels are Triton programs on blocks."""
         return self.machine != CPU
 
     @property

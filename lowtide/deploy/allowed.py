@@ -102,7 +102,7 @@ def _depth(block: Block) -> int:
 
 
 def is_flat(template: str, nested: bool = False) -> bool:
-    """Whether a template only prints its operands, not their attributes or elements."""
+    """Return whether a template only prints its operands, not their attributes or elements."""
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError:

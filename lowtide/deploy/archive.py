@@ -98,7 +98,7 @@ def _write_zip(file: IO[bytes], entries: Iterable[tuple[str, Content]]) -> None:
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether Lowtide writes entries of this name; none is a path out of the archive."""
+    """Return whether Lowtide writes entries of this name; none is a path out of the archive."""
     return _NAME.fullmatch(name) is not None and _is_inside(name)
 
 
@@ -107,7 +107,7 @@ def _is_inside(name: str) -> bool:
 
 
 def is_torchscript(names: Iterable[str]) -> bool:
-    """Whether entries of these names make a file of torch.jit.save: `X/data.pkl` beside
+    """Return whether entries of these names make a file of torch.jit.save: `X/data.pkl` beside
     `X/constants.pkl` or `X/code/`."""
     found = set(names)
     tops = {name.partition("/")[0] for name in found if _SCRIPT_NAME.fullmatch(name)}

@@ -105,7 +105,7 @@ class ClassEntry:
     options: frozenset[str] | None = None
 
     def has(self, name: str) -> bool:
-        """Whether programs may read or write this attribute."""
+        """Return whether programs may read or write this attribute."""
         if self.kind == "enum":
             return name in ("name", "value")
         return any(f.name == name for f in self.fields) or any(m == name for m, _ in self.members)
@@ -249,13 +249,13 @@ def user_methods(cls: type) -> set[str]:
 
 
 def is_computed(member: object) -> bool:
-    """Whether a class member computes a value: a property, a method."""
+    """Return whether a class member computes a value: a property, a method."""
     return hasattr(type(member), "__get__")
 
 
 def may_be_field(kind: Kind, name: str) -> bool:
-    """Whether a class of this kind may have a field of this name: Python's and PyTorch's names are
-    reserved."""
+    """Return whether a class of this kind may have a field of this name: Python's and PyTorch's
+    names are reserved."""
     if not limits.is_public(name):
         return False
     match kind:
@@ -279,15 +279,15 @@ _REPLACEABLE: Final = frozenset(
 
 
 def may_be_method(cls: type, name: str) -> bool:
-    """Whether programs may implement this method of a loaded module. `cls`: one of `CONTAINERS`, or
-    derived from it. Methods that PyTorch and Lowtide call keep their meaning."""
+    """Return whether programs may implement this method of a loaded module. `cls`: one of
+    `CONTAINERS`, or derived from it. Methods that PyTorch and Lowtide call keep their meaning."""
     if name == "forward" or name in _REPLACEABLE:
         return True
     return not (hasattr(cls, name) or name in vars(torch.nn.Module()) or is_own_name(name))
 
 
 def sets_in_python(cls: type) -> bool:
-    """Whether the module's attribute assignment does more than that of nn.Module."""
+    """Return whether the module's attribute assignment does more than that of nn.Module."""
     found = next(c for c in cls.__mro__ if "__setattr__" in vars(c))
     return issubclass(cls, torch.nn.Module) and found not in (torch.nn.Module, ScriptModule)
 

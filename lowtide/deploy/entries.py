@@ -135,7 +135,7 @@ def _taken(name: str, method: ScriptMethod) -> CompileError:
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether a call of the module runs hooks around its forward."""
+    """Return whether a call of the module runs hooks around its forward."""
     own = vars(module)
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"])
 

@@ -35,7 +35,8 @@ class Program:
 
 
 def takes(param: Type, given: Type) -> bool:
-    """Whether an argument may be passed to a parameter; an int also to a float, as in Python."""
+    """Return whether an argument may be passed to a parameter; an int also to a float, as in
+    Python."""
     if t.is_subtype(given, param):
         return True
     match param, given:

@@ -1,4 +1,4 @@
-"""What a saved program holds: classes, tensors and operators. Nothing of it is compiled or run.
+"""Lists the classes, tensors and operators of a saved program. Nothing of it is compiled or run.
 
 In: a file of torch.jit.save or lt.save. Out: a `Contents`.
 

@@ -97,7 +97,7 @@ class Node:
         return cast("dict[str, object]", self.value)
 
     def has(self, name: str) -> bool:
-        """Whether the object has this name."""
+        """Return whether the object has this name."""
         return name in self._dict()
 
     def get(self, name: str) -> Node:

@@ -43,10 +43,10 @@ MODULE_NAME: Final = re.compile(r"[^.\x00-\x1f/\\]{1,256}")
 
 
 def is_identifier(name: object) -> bool:
-    """Whether this is a short ASCII name."""
+    """Return whether this is a short ASCII name."""
     return isinstance(name, str) and IDENTIFIER.fullmatch(name) is not None
 
 
 def is_public(name: object) -> bool:
-    """Whether this is a name that Python does not use: `x`, `_x`, but not `__x`."""
+    """Return whether this is a name that Python does not use: `x`, `_x`, but not `__x`."""
     return isinstance(name, str) and is_identifier(name) and not name.startswith("__")

@@ -121,7 +121,7 @@ def _names(wrapper: ScriptModule, module: torch.nn.Module, called: Called) -> It
 
 
 def _is_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether it is a method, not a property or the like, that a file may contain."""
+    """Return whether it is a method, not a property or the like, that a file may contain."""
     own = vars(module).get(name)
     member = inspect.getattr_static(type(module), name, None)
     is_plain = isinstance(member, FunctionType) or hasattr(member, "__lowtide_function__")

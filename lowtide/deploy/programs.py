@@ -73,7 +73,7 @@ def _variant_as_now(method: ScriptMethod, variant: Variant) -> Variant:
 
 
 def _reads_numbers(function: Function) -> bool:
-    """Whether the program reads a global number."""
+    """Return whether the program reads a global number."""
     read = zip(function.params[len(function.arguments) :], function.captures, strict=True)
     return any(t.is_number(value.type) and path.startswith("@") for value, path in read)
 
@@ -153,7 +153,7 @@ def _reads_optional(variant: Variant, root: torch.nn.Module) -> bool:
 
 
 def _takes_rest(function: Function, parameters: Iterable[inspect.Parameter]) -> bool:
-    """Whether `*args` has the type of a call, a tuple, not that of its annotation."""
+    """Return whether `*args` has the type of a call, a tuple, not that of its annotation."""
     rows = zip(function.arguments, parameters, strict=True)
     return all(isinstance(v.type, TupleType) for v, p in rows if p.kind is p.VAR_POSITIONAL)
 

@@ -42,7 +42,7 @@ def held(root: torch.nn.Module, path: str) -> object:
 
 
 def holds(type_: Type, value: object) -> bool:
-    """Whether a program that reads an attribute of this type may read this value."""
+    """Return whether a program that reads an attribute of this type may read this value."""
     found = t.type_of(value)
     if isinstance(type_, t.ClassType) or found is None:
         return True

@@ -156,7 +156,7 @@ def tensors_of(rows: Node, pieces: dict[str, torch.Tensor], place: Placed) -> li
 
 
 def _holds_values(device: str) -> bool:
-    """Whether the text names a device whose tensors have values: any but `meta`."""
+    """Return whether the text names a device whose tensors have values: any but `meta`."""
     try:
         return torch.device(device).type != "meta"
     except RuntimeError:

@@ -307,8 +307,8 @@ _NOT_CHECKED: Final = ("_", "unsafe", "data")  # prefixes of methods that trust 
 
 @functools.cache
 def is_pure_method(name: str) -> bool:
-    """Whether a method of tensors, by its schemas, only computes from tensors and numbers, as
-    `to_sparse_csr` and `crow_indices` do. Such a method needs no entry in a list."""
+    """Return whether a method of tensors, by its schemas, only computes from tensors and numbers,
+    as `to_sparse_csr` and `crow_indices` do. Such a method needs no entry in a list."""
     if name.startswith(_NOT_CHECKED) or not hasattr(torch.Tensor, name):
         return False
     of_tensors = [
@@ -326,8 +326,8 @@ def _is_pure(schema: Any) -> bool:
 
 
 def may_call(target: str) -> bool:
-    """Whether a file may call a target: a name of `TARGETS`, a pure method of tensors, an op of
-    `ATEN` or an overload of it."""
+    """Return whether a file may call a target: a name of `TARGETS`, a pure method of tensors, an op
+    of `ATEN` or an overload of it."""
     if target.startswith("Tensor.") and is_pure_method(target.removeprefix("Tensor.")):
         return True
     if not target.startswith(_ATEN_PATH):

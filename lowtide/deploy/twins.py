@@ -84,7 +84,8 @@ def _row(module: torch.nn.Module, places: dict[int, int]) -> Hashable:
 
 
 def _agree(program: Program, one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether both modules give equal values to the guards, and values of the captured types."""
+    """Return whether both modules give equal values to the guards, and values of the captured
+    types."""
     fn = program.function
     readers = [Reader(module, fn.captures, program.guards) for module in (one, other)]
     if any(any(found) for reader in readers for found in reader.hooks()):

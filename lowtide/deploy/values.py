@@ -125,7 +125,8 @@ class Encoder:
 
 
 def can_encode(value: object, depth: int = 0) -> bool:
-    """Whether a value has plain parts only, so that it is saved even if no program reads it."""
+    """Return whether a value has plain parts only, so that it is saved even if no program reads
+    it."""
     if depth > limits.TUPLES:
         return False
     if isinstance(value, torch.Tensor):

@@ -184,7 +184,7 @@ class Writer:
             self._needs[id(owner), name] = value
 
     def _has(self, root: torch.nn.Module | None, path: str) -> bool:
-        """Whether the attribute will be in the file."""
+        """Return whether the attribute will be in the file."""
         if path.startswith("@"):
             return False
         owner, name = follow(cast("torch.nn.Module", root), path)
@@ -264,7 +264,8 @@ class Writer:
 
 
 def _given_by_class(root: torch.nn.Module | None, path: str) -> bool:
-    """Whether the path is a global, or an attribute that all loaded modules of this class have."""
+    """Return whether the path is a global, or an attribute that all loaded modules of this class
+    have."""
     if path.startswith("@"):
         return True
     owner, name = follow(cast("torch.nn.Module", root), path)

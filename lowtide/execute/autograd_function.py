@@ -140,7 +140,7 @@ def launched(
 
 
 class Eager(Protocol):
-    """What `by_eager` needs of an `EagerRegion`."""
+    """The members of an `EagerRegion` that `by_eager` reads."""
 
     @property
     def live_ins(self) -> Sequence[Any]: ...
@@ -150,7 +150,7 @@ class Eager(Protocol):
 
 
 class Recorder:
-    """Has the call signature of the kernels, plus all live-ins as the last argument.
+    """A function with the call signature of the kernels, plus all live-ins as the last argument.
 
     `places`: the position of each tensor of the Program among the live-ins. `copies`: inputs that
     the function may change in place later; the backward pass gets a copy of those it needs.
@@ -374,9 +374,9 @@ hide_with_callees(Region.backward)  # a function that Dynamo has compiled may ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """How kernels compute gradients for one combination of wanted gradients, cotangents and saved
+    """The gradients by kernels for one combination of wanted gradients, cotangents and saved
     values. `picked`: the kernels' inputs, by position among saved tensors, cotangents and aliases.
-    `gradients`: for each of the wanted inputs where its gradient is."""
+    `gradients`: for each of the wanted inputs, the place of its gradient."""
 
     made: Pass
     picked: tuple[int, ...]

@@ -81,7 +81,8 @@ def _compiled(
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str) -> bool:
-    """Whether the code generator must cut strips so that no product of pairs is computed twice."""
+    """Return whether the code generator must cut strips so that no product of pairs is computed
+    twice."""
     if _chosen[0] is not None:
         return False
     from lowtide.codegen.executable import cuts_strips as found  # costs time to import

@@ -135,8 +135,8 @@ class BlockPlan:
         )
 
     def _ends(self, pos: int, start: int) -> bool:
-        """Whether every region from `start` on ends before this op. A list from outside the program
-        is not extended inside a region, since its length would be part of the signature."""
+        """Return whether every region from `start` on ends before this op. A list from outside the
+        program is not extended inside a region, since its length would be part of the signature."""
         op = self.ops[pos]
         if op.name in _GROW:
             made = {v for earlier in self.ops[start:pos] for v in earlier.results}
@@ -144,7 +144,7 @@ class BlockPlan:
         return bool(ends_region(op)) or self._is_drivers(op, start)
 
     def _parts(self, pos: int, start: int) -> bool:
-        """Whether a region ends here so that PyTorch's graph has a node for the value."""
+        """Return whether a region ends here so that PyTorch's graph has a node for the value."""
         if pos == start or not self.differentiated:
             return False
         made = self.ops[pos - 1].results
@@ -154,9 +154,9 @@ class BlockPlan:
         return makes_within(self.ops[pos], self.differentiated)
 
     def _is_drivers(self, op: Op, start: int) -> bool:
-        """Whether the driver runs the op rather than a region: `x[i]`, `xs[i]` and `y[i] = …` in a
-        loop over i, and a list that grows or has grown before `start`. In a region, i or the length
-        would be part of the signature, so that each step or call would compile anew."""
+        """Return whether the driver runs the op rather than a region: `x[i]`, `xs[i]` and `y[i] =
+        …` in a loop over i, and a list that grows or has grown before `start`. In a region, i or
+        the length would be part of the signature, so that each step or call would compile anew."""
         if not op.blocks and not self.grown.isdisjoint(op.operands):
             made = {v for later in self.ops[start:] for v in later.results}
             if not self.grown.isdisjoint(v for v in op.operands if v not in made):
@@ -175,8 +175,8 @@ class BlockPlan:
         return reads and any(_is_counted(v, self.constants) for v in op.operands[1:])
 
     def _chooses_places(self, op: Op) -> bool:
-        """Whether its branches, outside of loops, contain an indexing op that only the driver
-        runs."""
+        """Return whether its branches, outside of loops, contain an indexing op that only the
+        driver runs."""
         inner = [o for block in op.blocks for o in walk(block)]
         known = {*self.constants, *(o.result for o in inner if o.name == "const")}
         return all(o.name != "loop" for o in inner) and any(
@@ -185,8 +185,8 @@ class BlockPlan:
         )
 
     def _counts_places(self, op: Op) -> bool:
-        """Whether this is an int such as `2 * i + 1` that only the driver's ops or the next step
-        use. In a region it would be part of the key by which sizes are looked up."""
+        """Return whether this is an int such as `2 * i + 1` that only the driver's ops or the next
+        step use. In a region it would be part of the key by which sizes are looked up."""
         if op.name not in _ARITHMETIC or op.result.type != t.INT:
             return False
         users = [user for user in self.ops if op.result in user.operands]
@@ -283,7 +283,7 @@ def _is_tensors(value: Value) -> bool:
 
 
 def _is_counted(value: Value, constants: Container[Value]) -> bool:
-    """Whether the value may be another int in each step."""
+    """Return whether the value may be another int in each step."""
     return value.type == t.INT and value not in constants
 
 

@@ -128,8 +128,8 @@ def tree(root: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def stands_for(now: torch.nn.Module | None, before: torch.nn.Module) -> bool:
-    """Whether a program recorded with the module `before` is right for `now`: tensors are read at
-    each call, everything else was recorded as a constant."""
+    """Return whether a program recorded with the module `before` is right for `now`: tensors are
+    read at each call, everything else was recorded as a constant."""
     if now is before:
         return True
     if type(now) is not type(before):
@@ -177,7 +177,7 @@ def hooks_on_all() -> tuple[int, ...]:
 
 
 def type_of_value(value: object, expected: t.Type) -> bool:
-    """Whether a captured value still has the type that the program was compiled for."""
+    """Return whether a captured value still has the type that the program was compiled for."""
     if isinstance(expected, t.ClassType):
         return True  # the module itself
     found = t.type_of(value)

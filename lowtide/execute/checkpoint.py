@@ -68,8 +68,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(block: Block, env: Mapping[Value, Any]) -> bool:
-    """Whether the block may write tensors that it did not make. Counters are exempt: PyTorch's
-    checkpoint increments them twice, too."""
+    """Return whether the block may write tensors that it did not make. Counters are exempt:
+    PyTorch's checkpoint increments them twice, too."""
     counters = _counters(block, env)
     for op in walk(block):
         if op.name not in CHANGING:
@@ -92,7 +92,7 @@ def _counters(block: Block, env: Mapping[Value, Any]) -> set[Value]:
 
 
 def _is_made_by(value: Value, block: Block) -> bool:
-    """Whether the op's result is new memory, not a view of an operand."""
+    """Return whether the op's result is new memory, not a view of an operand."""
     maker = next((op for op in walk(block) if value in op.results), None)
     return maker is not None and opdefs.has_kind(
         maker.name, ("pointwise", "contraction", "factory")
@@ -113,8 +113,8 @@ def _pairs(block: Block) -> Iterator[Op | None]:
 
 
 def _overwrites(maker: Op | None) -> bool:
-    """Whether the block overwrites a value that the op which made it has saved for its gradient.
-    PyTorch's checkpoint allows that, since it recomputes the value."""
+    """Return whether the block overwrites a value that the op which made it has saved for its
+    gradient. PyTorch's checkpoint allows that, since it recomputes the value."""
     if maker is None:
         return False
     name = str(maker.attrs.get("target", maker.name)).rpartition(".")[2]

@@ -87,7 +87,7 @@ class Chunks:
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing reads the values of the results."""
+        """Return whether nothing reads the values of the results."""
         return self.unread is not None and any(self.carrying)
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:
@@ -299,7 +299,7 @@ def _ends(results: Sequence[Any]) -> list[GradientEdge | None]:
 
 
 def carries_gradient(value: Any) -> bool:
-    """Whether it is a tensor with a graph."""
+    """Return whether it is a tensor with a graph."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
@@ -334,7 +334,7 @@ def _have_equal_layouts(a: Tensor, b: Tensor) -> bool:
 
 
 def _fits_any_order(part: Tensor, dim: int, order: Sequence[int]) -> bool:
-    """Whether the tensor has one element along `dim`, and otherwise this order of dims."""
+    """Return whether the tensor has one element along `dim`, and otherwise this order of dims."""
     known = [d for d in order_of(part) if part.shape[d] > 1]
     return part.shape[dim] == 1 and known == [d for d in order if part.shape[d] > 1]
 

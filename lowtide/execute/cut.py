@@ -30,7 +30,7 @@ class Cut:
         return x.narrow(self.dim, low, size)
 
     def parts_all(self, x: Tensor, extent: int) -> bool:
-        """Whether each element of x belongs to one point of the axis."""
+        """Return whether each element of x belongs to one point of the axis."""
         return self.step > 0 and self.first == 0 and x.shape[self.dim] == extent
 
 

@@ -215,7 +215,7 @@ class Driver:
         self._shared = Shared(function)
 
     def is_outdated(self) -> bool:
-        """Whether one of `leaves` has been subclassed, or an object outside has changed."""
+        """Return whether one of `leaves` has been subclassed, or an object outside has changed."""
         is_other = self.holds is not None and not self.holds()
         return is_other or (bool(self.leaves) and has_subclasses(self.leaves))
 
@@ -285,6 +285,6 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
 
 
 def _are_of_transforms(values: Sequence[Any]) -> bool:
-    """Whether a transform has left one of the tensors in a buffer. Such a tensor is a wrapper
-    without memory, which PyTorch's ops unwrap."""
+    """Return whether a transform has left one of the tensors in a buffer. Such a tensor is a
+    wrapper without memory, which PyTorch's ops unwrap."""
     return torch_state.in_transform(v for v in values if isinstance(v, torch.Tensor))

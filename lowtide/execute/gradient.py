@@ -150,7 +150,7 @@ class Gradient:
 
     @property
     def exists(self) -> bool:
-        """Whether any output carries a gradient."""
+        """Return whether any output carries a gradient."""
         return any(self.carrying)
 
     @property
@@ -244,8 +244,8 @@ class Gradient:
         return isinstance(d.expr, Reduce) and _terms(d.expr, hints) > CHEAP_TERMS
 
     def _is_rounded_sum(self, d: Def, hints: Mapping[str, int]) -> bool:
-        """Whether it is a costly sum in half as many bytes, as the product of a linear layer in
-        bfloat16, with its bias."""
+        """Return whether it is a costly sum in half as many bytes, as the product of a linear layer
+        in bfloat16, with its bias."""
         if d.dtype.name not in HALVES or not isinstance(d.expr, Cast):
             return False
         own = frozenset(a for a in d.axes if a.extent.const != 1)
@@ -374,9 +374,9 @@ def _in_input_layouts(
 
 
 class _Stepwise:
-    """Values that a loop computes and that the backward pass could recompute only by a long sum,
-    such as a sum over what the loop carries or over all earlier steps. They are saved step by step,
-    as eager mode saves them. `room`: the bytes of inputs and outputs."""
+    """Values that a loop computes and that the backward pass could recompute only by a long sum.
+    Examples are sums over carried values or over all earlier steps. They are saved step by step, as
+    eager mode saves them. `room`: the bytes of inputs and outputs."""
 
     def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int], room: int) -> None:
         self.diff = diff
@@ -385,7 +385,7 @@ class _Stepwise:
         self._known: dict[str, tuple[bool, bool]] = {}
 
     def is_costly(self, name: str) -> bool:
-        """Whether the value contains such a sum, beyond what is saved. Call in the order of
+        """Return whether the value contains such a sum, beyond what is saved. Call in the order of
         definitions."""
         found = name in self.diff.must_save or all(self._found(name))
         if found:

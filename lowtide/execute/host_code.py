@@ -123,7 +123,7 @@ class HostCode:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing for a kernel to do."""
+        """Return whether there is nothing for a kernel to do."""
         return not self.program.outputs and not self.program.checks
 
 
@@ -207,8 +207,8 @@ def _compiled(text: str, name: str, constants: Mapping[str, Any]) -> Any:
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is being captured. CUDA is never initialised here, since a plan may be
-    for a GPU that this machine does not have."""
+    """Return whether a CUDA graph is being captured. CUDA is never initialised here, since a plan
+    may be for a GPU that this machine does not have."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -247,7 +247,8 @@ def _root(x: Abs) -> Abs:
 
 
 def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
-    """Whether the views have more elements together than their base. Adds no guard on sizes."""
+    """Return whether the views have more elements together than their base. Adds no guard on
+    sizes."""
     excess = -_count(base)
     for view in views:
         excess += _count(view)
@@ -255,8 +256,8 @@ def _overlap(base: Abs, views: Sequence[Abs]) -> bool:
 
 
 def _cover(base: Abs, views: Sequence[Abs]) -> bool:
-    """Whether the views may have a good part of the elements of their base, or the base has few.
-    Adds no guard on sizes."""
+    """Return whether the views may have a good part of the elements of their base, or the base has
+    few. Adds no guard on sizes."""
     whole = _count(base)
     if whole.const is not None and whole.const <= _SMALL:
         return True
@@ -352,7 +353,7 @@ class _Writer:
         return self._output(x)  # without PyTorch, a view is a copy: see `c_library/walk`
 
     def _exists(self, x: Abs) -> bool:
-        """Whether the tensor is materialised, apart from uses by views."""
+        """Return whether the tensor is materialised, apart from uses by views."""
         if isinstance(x.origin, Place) or id(x) in self.stored:
             return True
         return x.base is not None and self._exists(x.base)

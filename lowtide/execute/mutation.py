@@ -47,8 +47,8 @@ def without_statistics(ops: Iterable[Op], outer: Container[Value]) -> list[Op]:
 
 
 class Shared:
-    """Whether a tensor that a Function writes overlaps another argument of the call. A region saves
-    a copy of a written tensor that its backward pass needs, but not of the other one."""
+    """Finds out if a tensor that a Function writes overlaps another argument of the call. A region
+    saves a copy of a written tensor that its backward pass needs, but not of the other one."""
 
     def __init__(self, function: Function) -> None:
         changed = may_change(function)
@@ -56,7 +56,7 @@ class Shared:
         self._others = [k for k, v in enumerate(function.params) if v not in changed]
 
     def seen(self, args: Sequence[Any]) -> bool:
-        """Whether a written tensor overlaps one that is not written."""
+        """Return whether a written tensor overlaps one that is not written."""
         if not self._written:
             return False
         memory = {storage_of(x) for k in self._written for x in _dense(args[k])}
@@ -75,8 +75,8 @@ class Shared:
 
 
 class Apart:
-    """Whether running statistics and counters that a call is given are apart in memory, so that a
-    region may read some after others have been written."""
+    """Finds out if the running statistics and counters of a call share no memory. A region may then
+    read some after others have been written."""
 
     def __init__(self, function: Function, written: Container[Value]) -> None:
         self.values = frozenset(v for v in function.params if v in written and v.type == t.TENSOR)
@@ -84,7 +84,7 @@ class Apart:
         self._known: tuple[int, ...] = ()
 
     def are(self, args: Sequence[Any]) -> bool:
-        """Whether they are apart in this call."""
+        """Return whether they are apart in this call."""
         if len(self._places) < 2:
             return True
         tensors = [args[k] for k in self._places]

@@ -74,7 +74,7 @@ class Gradients:
             self._own.add(k)
 
     def _is_own(self, g: Tensor, uses: Counter[int]) -> bool:
-        """Whether the tensor has no other reference, so that it may be added to in place."""
+        """Return whether the tensor has no other reference, so that it may be added to in place."""
         if g.layout is not torch.strided or not is_packed(g):
             return False
         storage = storage_of(g)

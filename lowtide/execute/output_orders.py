@@ -49,7 +49,8 @@ class ViewFails(Exception):
 
 
 def is_plain(ops: Sequence[Op]) -> bool:
-    """Whether these ops, for contiguous tensors, return contiguous ones and no `view` can fail."""
+    """Return whether these ops, for contiguous tensors, return contiguous ones and no `view` can
+    fail."""
     found = {op.name.rpartition(".")[2] for op in _all(ops)}
     return found.isdisjoint(_TURNING) and (found.isdisjoint(_VIEWS) or found.isdisjoint(_WITH_GAPS))
 
@@ -62,7 +63,8 @@ def _all(ops: Iterable[Op]) -> Iterator[Op]:
 
 
 def reads_layout(op: Op) -> bool:
-    """Whether the op returns facts about its operands' layout, which must then be PyTorch's."""
+    """Return whether the op returns facts about its operands' layout, which must then be
+    PyTorch's."""
     target = str(op.attrs.get("target", "")) if op.name == "call_torch" else ""
     return op.name == "torch.view.dtype" or target.rpartition(".")[2] in _LAYOUT_QUERIES
 

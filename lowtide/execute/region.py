@@ -271,8 +271,8 @@ class Region:
         return self.eager_entries.get(_elements(values))
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
-        """Whether the signature was split, because kernels planned for these sizes take much less
-        memory, or the present ones cannot hold an axis of this size."""
+        """Return whether the signature was split, because kernels planned for these sizes take much
+        less memory, or the present ones cannot hold an axis of this size."""
         spec, host = entry.spec, entry.spec.host
         if host is None or spec.executable is None or self.count >= MAX_CLASSES:
             return False

@@ -57,13 +57,13 @@ class Plan:
         return next((index for index in found if index is not None), None)
 
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
-        """Whether a plan for much smaller sizes takes much more than inputs and outputs. With a
-        model of the time, also whether larger blocks may be faster."""
+        """Return whether a plan for much smaller sizes takes much more than inputs and outputs.
+        With a model of the time, also whether larger blocks may be faster."""
         is_large = self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
         return is_large or self.executable.time_ns(sizes) > 0
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
-        """Whether a plan made for these sizes needs much less memory or time."""
+        """Return whether a plan made for these sizes needs much less memory or time."""
         g = self.gradient
         if g is not None and fresh.gradient is not None and g.executables:
             fresh.gradient.whole(sizes)

@@ -79,8 +79,8 @@ class Second:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EagerBackward:
-    """How PyTorch computes the same, for the gradient of this gradient. The last live-in is the
-    call of the region. `picked`: for each result the input whose gradient it is."""
+    """PyTorch's way to the same gradients, for the gradient of this gradient. The last live-in is
+    the call of the region. `picked`: for each result the input whose gradient it is."""
 
     of: Recorder
     names: tuple[str, ...]
@@ -313,13 +313,14 @@ def _powers(g: Gradient) -> Iterator[Apply]:
 
 
 def _is_power_of_tensor(power: Apply) -> bool:
-    """Whether it is a tensor to a number, whose logarithm plays no part."""
+    """Return whether it is a tensor to a number, whose logarithm plays no part."""
     base, exponent = power.args
     return isinstance(exponent, Const) and not isinstance(base, Const)
 
 
 def _is_plain(made: Backward) -> bool:
-    """Whether each gradient is a value of its own, computed without loops, in 32 or 64 bits."""
+    """Return whether each gradient is a value of its own, computed without loops, in 32 or 64
+    bits."""
     p = made.program
     values = [*p.inputs.values(), *p.defs.values()]
     is_simple = not (

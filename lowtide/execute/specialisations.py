@@ -82,7 +82,7 @@ class Specialisation:
 
     @property
     def advances(self) -> bool:
-        """Whether it contains any op."""
+        """Return whether it contains any op."""
         return self.host is not None
 
 

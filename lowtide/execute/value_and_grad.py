@@ -76,7 +76,7 @@ def value_and_grad(
 def _has_product_of_pairs(
     program: Program, diff: Differentiation, hints: Mapping[str, int]
 ) -> bool:
-    """Whether a sum has more elements than all inputs together. It is a cheap first test."""
+    """Return whether a sum has more elements than all inputs together. It is a cheap first test."""
     room = sum(_elements(i.shape, hints) for i in program.inputs.values())
     sums = (d for d in diff.defs.values() if isinstance(d.expr, Reduce) and d.expr.fn == "sum")
     return any(_elements(d.shape, hints) > room for d in sums)

@@ -1,4 +1,5 @@
-"""Whether PyTorch takes a call of this form: so many arguments, of these types, by these names.
+"""Decides whether PyTorch accepts a call of this form: so many arguments, of these types, by these
+names.
 
 In: a source name and the types of the arguments. Out: a bool.
 
@@ -46,7 +47,7 @@ _NOT_TAKEN: Final = re.compile(
 
 
 def is_taken(source: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
-    """Whether PyTorch takes the call; True also where the types leave that open."""
+    """Return whether PyTorch takes the call; True also where the types leave that open."""
     return _is_taken(source, tuple(args), tuple(keywords.items()))
 
 

@@ -136,7 +136,7 @@ class _Schema:
 
 
 def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Results:
-    """What calling the target with arguments of these types gives."""
+    """Return the types of the results of calling the target with arguments of these types."""
     if target in _KNOWN and not (target == "Tensor.stride" and len(args) > 1):
         return Results((_KNOWN[target],))
     if target in _VARYING:
@@ -165,14 +165,15 @@ def chosen(aten: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Any
 
 
 def _asks(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
-    """Whether a function is perhaps asked for more than one tensor."""
+    """Return whether a call may return more than one tensor."""
     name = target.rpartition(".")[2]
     before = _BEFORE[name if name in _BEFORE else name.partition("_")[0]]
     return any(k in keywords for k in _ASKED) or len(args) > before
 
 
 def _could_take(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
-    """Whether so many arguments, and keywords of these names, fit, whatever their types."""
+    """Return whether the schema accepts so many arguments, and keywords of these names, of any
+    type."""
     names = {name for a in schema.arguments for name in (a.name, *_ALIASES.get(a.name, ()))}
     lists = any(a.types[0].endswith("[]") for a in schema.arguments)
     places = sum(not a.keyword_only for a in schema.arguments)
@@ -180,7 +181,7 @@ def _could_take(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Ty
 
 
 def is_attribute(name: str) -> bool:
-    """Whether `Tensor.NAME` is a property, so that it is read without a call."""
+    """Return whether `Tensor.NAME` is a property, so that it is read without a call."""
     found = getattr(torch.Tensor, name, None)
     return found is not None and not callable(found)
 

@@ -1,4 +1,4 @@
-"""How much more memory this process can use before the system kills processes.
+"""The bytes that this process can use before the system kills processes.
 
 In: /proc/meminfo and, in a container, the limits of the control group. Out: bytes, or None on
 systems without these files. Tools read it before a large run, because Linux grants allocations that
@@ -28,8 +28,8 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether the exception reports a failed allocation, on any device. PyTorch's CPU allocator
-    raises a plain RuntimeError, which is recognised by its message."""
+    """Return whether the exception reports a failed allocation, on any device. PyTorch's CPU
+    allocator raises a plain RuntimeError, which is recognised by its message."""
     if isinstance(fault, torch.OutOfMemoryError | MemoryError):
         return True
     return any(words in str(fault).lower() for words in _OUT_OF_MEMORY)

@@ -29,8 +29,8 @@ class Elsewhere:
         self._known: dict[int, weakref.ref[Storage]] = {}
 
     def makes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the op's results are CPU tensors: by its argument `device`, else by the first
-        operand that is not a scalar."""
+        """Return whether the op's results are CPU tensors: by its argument `device`, else by the
+        first operand that is not a scalar."""
         device = kwargs.get("device")
         if device is not None:
             return torch.device(device).type == "cpu"
@@ -41,7 +41,7 @@ class Elsewhere:
         return first is not None and self._has(first)
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether one of the tensors is a CPU tensor."""
+        """Return whether one of the tensors is a CPU tensor."""
         return bool(self._known) and any(map(self._has, tensors_in(list(values))))
 
     def add(self, tensors: Sequence[Tensor]) -> None:

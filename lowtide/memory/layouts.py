@@ -116,23 +116,24 @@ def _convolved(args: Sequence[Any], result: Tensor) -> Tensor:
 
 
 def is_onednns(x: Tensor, w: Tensor, *options: Any) -> bool:
-    """Whether oneDNN runs this convolution on the CPU, as PyTorch decides it.
+    """Return whether oneDNN runs this convolution on the CPU, as PyTorch decides it.
 
-    `options`: stride, padding, dilation, transposed, output_padding, groups."""
+    `options`: stride, padding, dilation, transposed, output_padding, groups.
+    """
     # PyTorch decides by CPU tensors: here of one element, expanded.
     images, weights = (torch.empty(1, dtype=v.dtype, device="cpu").expand(v.shape) for v in (x, w))
     return not is_slow_convolution(images, weights, *options)
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether PyTorch's kernels read the tensor as it is: contiguous or channels-last."""
+    """Return whether PyTorch's kernels read the tensor as it is: contiguous or channels-last."""
     last = LAYOUTS.get(x.dim())
     return x.is_contiguous() or (last is not None and x.is_contiguous(memory_format=last))
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether PyTorch treats x: [N, C, ...] as channels-last. That depends on strides alone, which
-    are arbitrary for dims of size 1; contiguous images of one pixel do not count."""
+    """Return whether PyTorch treats x: [N, C, ...] as channels-last. That depends on strides alone,
+    which are arbitrary for dims of size 1; contiguous images of one pixel do not count."""
     if x.dim() not in LAYOUTS or not x.stride(1):
         return False
     least = 0
@@ -150,7 +151,7 @@ def _in_order(x: Tensor, layout: torch.memory_format) -> Tensor:
 
 
 def is_packed(x: Tensor) -> bool:
-    """Whether the elements of x fill memory without gaps, in any order of dims."""
+    """Return whether the elements of x fill memory without gaps, in any order of dims."""
     step = 1
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size != 1 and stride != step:

@@ -208,9 +208,9 @@ class Ledger(OwnMode):
         self._of_python |= {address(x): weakref.ref(x) for x in found}
 
     def accumulates(self, func: Any, args: Sequence[Any]) -> bool:
-        """Whether autograd's engine would add one gradient to another in place if no mode were on:
-        it does if nothing else refers to the first. Python may refer to the results of Python
-        functions."""
+        """Return whether autograd's engine would add one gradient to another in place if no mode
+        were on: it does if nothing else refers to the first. Python may refer to the results of
+        Python functions."""
         if func is not aten.add.Tensor or torch.is_grad_enabled():
             return False
         node: Any = current_node()

@@ -41,7 +41,7 @@ _ATTENTION: Final = aten.scaled_dot_product_attention.default
 
 
 class _LikeDevice(TorchFunctionMode, ABC):
-    """What both devices have in common. `type`: "cpu" or "cuda"."""
+    """The base class for both devices. `type`: "cpu" or "cuda"."""
 
     type: str
 

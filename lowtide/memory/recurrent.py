@@ -21,8 +21,8 @@ _SAVED: Final = {torch.lstm: 8, torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu:
 
 
 class _Form(NamedTuple):
-    """What the op's memory depends on. `saved`: 0 if no gradients are recorded. `dtype`: of the
-    results."""
+    """The facts on which the op's memory depends. `saved`: 0 if no gradients are recorded. `dtype`:
+    of the results."""
 
     gates: int
     saved: int

@@ -130,7 +130,8 @@ def lower_attention(
 
 
 def _has_skipping_kernel(b: Builder, q: Val, key: Val, value: Val) -> bool:
-    """Does PyTorch run the CPU kernel that leaves out what the mask hides, half of many scores?"""
+    """Return whether PyTorch runs the CPU kernel that skips scores hidden by the mask, half of
+    many."""
     alike = all(
         x.ndim == 4
         and all(map(b.equal, x.shape[:2], q.shape[:2]))

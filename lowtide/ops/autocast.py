@@ -80,7 +80,7 @@ def under_autocast(b: Builder, name: str, args: list[Any]) -> list[Any]:
 
 
 def operand_dtype(name: str, device: str, lower: DType | None) -> DType | None:
-    """What floats other than double are cast to; None where they stay."""
+    """Return the dtype to which autocast converts floats other than double; None if it does not."""
     if lower is None:
         return None
     if name in LOWER[device]:

@@ -118,7 +118,7 @@ def _slot(param: Param, rest: list[Value], left: dict[str, Value]) -> Slot | Non
 
 
 def _is_loose(rest: Sequence[Value]) -> bool:
-    """Whether the arguments are the elements themselves, and not one list of them."""
+    """Return whether the arguments are the elements themselves, and not one list of them."""
     return not isinstance(rest[0].type, t.ListType | TupleType)
 
 

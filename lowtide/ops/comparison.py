@@ -151,7 +151,7 @@ for _name, _fn in LOGIC:
     kind="pointwise",
 )
 def lower_logical_not(b: Builder, x: Val) -> Val:
-    """Is it zero?"""
+    """x == 0."""
     return b.tensor(x.shape, dtypes.boolean, lambda idx: b.apply("not", _truth(b, x, idx)))
 
 

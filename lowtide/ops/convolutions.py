@@ -36,8 +36,8 @@ _WHAT: Final = "a convolution with strides, borders or dilations"
 
 
 def is_few(b: Builder, points: Index) -> bool:
-    """Whether so many multiplications are done as soon as the library is called, or there is no
-    library."""
+    """Return whether kernels compute so few multiplications as soon as a library would be called,
+    or there is no library."""
     return is_none() or b.at_least(FEW - points, 0)
 
 
@@ -231,7 +231,8 @@ def _transposed(dims: int) -> Callable[..., Val]:
 
 
 def _reaches(b: Builder, place: Index, size: Size, stride: int) -> tuple[Expr, Index]:
-    """Whether an input lies there, inputs being `stride` apart, and which one."""
+    """Return the condition that an input lies at the place, and its index. Inputs are `stride`
+    apart."""
     i64 = dtypes.i64
     row = floordiv(place, stride)
     test = b.apply("ge", b.at(row), b.const(0, i64))

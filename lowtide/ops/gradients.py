@@ -23,8 +23,8 @@ LEFT: Final[dict[str, tuple[int, ...]]] = {
 
 
 def _below_one(order: object) -> bool:
-    """Is a norm a count of what is not 0, whose result requires a gradient all the same, or is its
-    slope at a 0 infinite?"""
+    """Return whether the order of a norm is in [0, 1). For 0 the norm counts what is not 0, and its
+    result requires a gradient all the same. Above 0 the slope at a 0 is infinite."""
     return isinstance(order, int | float) and 0 <= order < 1
 
 

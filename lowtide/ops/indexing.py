@@ -64,7 +64,8 @@ class Range:
 
 
 def slice_range(b: Builder, size: Size, start: Any, stop: Any, step: Any) -> Range:
-    """What start:stop:step picks of a dim, Python's clamping done."""
+    """Return the elements of a dim that start:stop:step picks, clamped as in Python. Raises
+    Unsupported, and an error for a step that is not positive."""
     if any(not isinstance(part, int | Index | None) for part in (start, stop, step)):
         raise Unsupported("a slice bound that is a tensor, or a number of the run")
     step = 1 if step is None else step

@@ -236,7 +236,7 @@ def _check_border(
 
 
 def _inside(b: Builder, mode: str, i: Index, size: Size, low: Size, high: Size) -> Index:
-    """Where in x the padded index i reads."""
+    """Return the index in x that the padded index i reads."""
     j = i - low
     if mode == "replicate":
         return b.clamp(j, size)

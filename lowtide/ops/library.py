@@ -23,17 +23,17 @@ SMALL: Final = "small"
 
 
 def is_left(record: OpRecord) -> bool:
-    """Whether front ends leave it as a call of PyTorch."""
+    """Return whether front ends leave the op as a call of PyTorch."""
     return record.kind in (LIBRARY, SMALL)
 
 
 def may_be_kernels(record: OpRecord) -> bool:
-    """Whether the specialiser may lower it."""
+    """Return whether the specialiser may lower the op."""
     return record.kind == SMALL or (record.kind == LIBRARY and is_none())
 
 
 def is_none() -> bool:
-    """Whether there is no library: kernels compute all."""
+    """Return whether there is no library, so that kernels compute everything."""
     return config.current().kernels_only
 
 

@@ -149,7 +149,7 @@ def _heads(b: Builder, x: Val, heads: int, each: int) -> Val:
 def _mask(
     b: Builder, dtype: DType, shape: list[Size], mask: Val | None, padding: Val | None
 ) -> Val | None:
-    """What is added to the scores."""
+    """Return the tensor that is added to the scores; None if there is no mask."""
     parts: list[Val] = []
     if mask is not None:
         if mask.ndim not in (2, 3):

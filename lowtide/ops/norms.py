@@ -47,7 +47,7 @@ _ORDERS: Final[dict[float, tuple[str, Callable[[Term], Term], Callable[[Term], T
 
 
 def order(p: float) -> tuple[str, Callable[[Term], Term], Callable[[Term], Term]]:
-    """How a norm of order p is reduced."""
+    """Return the reduction of a norm of order p, with the functions before and after it."""
     if p in _ORDERS:
         return _ORDERS[p]
     return "sum", lambda a: a.fn("pow", p), lambda s: s.fn("pow", 1.0 / p)

@@ -132,7 +132,8 @@ def compute(dtype: DType) -> DType:
 
 
 def wide_on(b: Builder, dtype: DType) -> DType:
-    """Where PyTorch takes moments: those of f32 in f64 on the CPU, else in the compute dtype."""
+    """Return the dtype in which PyTorch computes moments: f64 for f32 on the CPU, else the compute
+    dtype."""
     return dtypes.f64 if dtype is dtypes.f32 and b.device.type == "cpu" else compute(dtype)
 
 
@@ -265,7 +266,7 @@ def broadcast_index(b: Builder, shape: Sequence[Size], idx: Sequence[Index]) -> 
 
 
 def _runs_over(index: Index, size: Size) -> bool:
-    """Is it an axis of just this size, which is not known to be 1?"""
+    """Return whether the index is an axis of just this size, which is not known to be 1."""
     if isinstance(size, int) or len(index.terms) != 1:
         return False
     axes = [a for a in index.atoms() if isinstance(a, Axis)]
@@ -293,7 +294,7 @@ def unravel(linear: Index, shape: Sequence[Size]) -> tuple[Index, ...]:
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Is it a list operand?"""
+    """Return whether the value is a list operand."""
     return isinstance(value, list | tuple)
 
 

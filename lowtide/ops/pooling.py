@@ -49,7 +49,7 @@ class _Window:
 
     @property
     def beyond(self) -> int:
-        """How far a window reaches beyond the last element, at most."""
+        """The most elements by which a window reaches beyond the last element."""
         if isinstance(self.count, Index) or isinstance(self.size, Index):
             return self.border  # such counts are rounded down
         last = (self.count - 1) * self.stride - self.border
@@ -180,7 +180,7 @@ def _average(dims: int) -> Callable[..., Val]:
 def _count(
     b: Builder, like: Term, windows: Sequence[_Window], at: Sequence[Index], padded: bool
 ) -> Term:
-    """How many elements of each window count."""
+    """Return the number of elements of each window that count."""
     counts: list[Index] = []
     for i, w in zip(at, windows, strict=True):
         start = i * w.stride - w.border

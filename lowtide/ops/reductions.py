@@ -79,7 +79,7 @@ def reduce_over(
 
 
 def count(x: Val, dims: Sequence[int]) -> Index:
-    """How many elements are reduced into one."""
+    """Return the number of elements that are reduced into one."""
     return product(x.shape[d] for d in dims)
 
 
@@ -211,7 +211,7 @@ def lower_nanmean(b: Builder, x: Val, dim: Any, keepdim: Any, dtype: torch.dtype
     kind="reduction",
 )
 def lower_count_nonzero(b: Builder, x: Val, dim: Any) -> Val:
-    """How many elements are not zero."""
+    """The number of elements that are not zero."""
     dims = dims_of(b, dim, x.ndim)
     truth = b.tensor(x.shape, dtypes.boolean, lambda idx: b.cast(b.load(x, idx), dtypes.boolean))
     return reduce_over(b, truth, dims, False, "sum", within=dtypes.i64, result=dtypes.i64)

@@ -109,7 +109,7 @@ class OpRecord:
     doc: str = ""
 
     def effects_of(self, operands: Sequence[object]) -> Effects:
-        """What it may do with these operands, of which `...` stands for one that is no constant."""
+        """Return what the op may do with these operands. `...`: an operand that is no constant."""
         found = self.effects if isinstance(self.effects, Effects) else self.effects(operands)
         places = [k for k, p in enumerate(self.params) if p.name == "inplace"]
         if any(operands[k] is not False for k in places):
@@ -239,7 +239,8 @@ def add_op(
 
 
 def parse_signature(text: str) -> tuple[tuple[Param, ...], tuple[str, ...], tuple[str, ...]]:
-    """Params, result types and result names of "(self: Tensor, dim: int? = None) -> Tensor"."""
+    """Parse a signature: "(self: Tensor, dim: int? = None) -> Tensor". Return parameters, result
+    types and result names."""
     match = re.fullmatch(r"\s*\((.*)\)\s*->\s*(.+?)\s*", text)
     if match is None:
         raise ValueError(f"not a signature: {text}")

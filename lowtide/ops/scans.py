@@ -25,8 +25,8 @@ from lowtide.texpr.index import Index, as_index
 
 
 class Carry:
-    """What each of `steps` steps is given by the one before it, `first` at the first; steps are
-    the first dim. `reverse`: the last step is the first."""
+    """The value that each of `steps` steps gets from the one before it, and `first` at the first.
+    Steps are the first dim. `reverse`: the last step is the first."""
 
     def __init__(self, b: Builder, first: Val, steps: Size, *, reverse: bool = False) -> None:
         if b.loops or b.mask is not None or b.records:
@@ -39,7 +39,7 @@ class Carry:
         self.before = Val(name, tuple(shape), first.dtype)
 
     def becomes(self, after: Val) -> Val:
-        """What each step leaves; gives that of the last one."""
+        """Define the value that each step leaves. Return that of the last step."""
         b, before = self.b, self.before
         steps = as_index(before.shape[0])
         b.program.delays[before.name] = Delay(
@@ -58,7 +58,7 @@ class Carry:
 
 def _running(fn: str, start: float) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, dim: Any, dtype: torch.dtype | None) -> Val:
-        """What has come so far along a dim."""
+        """The running reduction along a dim."""
         require_none(b)
         result = sum_dtype(x, dtype)
         if result is dtypes.boolean:

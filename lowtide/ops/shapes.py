@@ -40,7 +40,7 @@ def lower_size_dim(b: Builder, x: Val, dim: Any) -> Size:
 @op("dim", "(self: Tensor) -> int", "Tensor.dim Tensor.ndim Tensor.ndimension", kind="size",
     effects=Effects.NONE, eager=lambda x: x.dim())  # fmt: skip
 def lower_dim(b: Builder, x: Val) -> int:
-    """How many dimensions."""
+    """The number of dims."""
     del b
     return x.ndim
 
@@ -53,7 +53,7 @@ def lower_dim(b: Builder, x: Val) -> int:
     effects=Effects.NONE,
 )
 def lower_numel(b: Builder, x: Val) -> Size:
-    """How many elements."""
+    """The number of elements."""
     del b
     return numel(x)
 
@@ -89,7 +89,7 @@ def lower_dtype(b: Builder, x: Val) -> torch.dtype:
     eager=lambda x: x.device,
 )
 def lower_device(b: Builder, x: Val) -> torch.device:
-    """Where it lies."""
+    """The device."""
     del x
     return b.device
 
@@ -102,7 +102,7 @@ def lower_device(b: Builder, x: Val) -> torch.device:
     effects=Effects.NONE,
 )
 def lower_is_floating_point(b: Builder, x: Val) -> bool:
-    """Is the dtype one of floats?"""
+    """True if the dtype is one of floats."""
     del b
     return x.dtype.is_float
 

@@ -459,8 +459,8 @@ def _tensor_over(
 
 
 def has_made(x: torch.Tensor) -> bool:
-    """Whether `empty` made the storage of a tensor. The address alone does not show it: a tensor
-    made by way of numpy has the address, too."""
+    """Return whether `empty` made the storage of a tensor. The address alone does not show it: a
+    tensor made by way of numpy has the address, too."""
     return _pool.storages.get(x.data_ptr()) == storage_of(x)
 
 

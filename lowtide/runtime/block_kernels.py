@@ -155,8 +155,8 @@ class KernelParameters:
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for. `wide`: indices have 64 bits. `multiples`: a bit for each
-    parameter that is a multiple of 16."""
+    """A form in which a kernel is compiled. `wide`: indices have 64 bits. `multiples`: a bit for
+    each parameter that is a multiple of 16."""
 
     device: torch.device
     wide: bool
@@ -239,7 +239,7 @@ def constants(form: Form) -> tuple[Any, ...]:
 
 
 def is_wide(reach: int, sizes: Iterable[int], nbytes: Iterable[int]) -> bool:
-    """Whether indices need 64 bits. `nbytes`: of the tensors."""
+    """Return whether indices need 64 bits. `nbytes`: of the tensors."""
     return max(reach + SLACK, *sizes, *nbytes) >= LARGE
 
 

@@ -69,10 +69,10 @@ _counting = threading.Lock()
 
 
 def load_library(source: str, name: str) -> ctypes.CDLL:
-    """Return the library of a C source. `name`: is part of its file name.
+    """Return the library of a C source. `name`: a part of its file name.
 
-    Raises BackendError, with the compiler's output and the path of the source, if it does not
-    compile, if there is no compiler, or if the system does not load the library.
+    Raises BackendError, with the compiler's output and the path of the source, if there is no
+    compiler, or if the source does not compile or load.
     """
     compiler = toolchain.compiler()
     key = _key(source, compiler.identity)
@@ -242,7 +242,7 @@ def _seal(file: str, key: str) -> None:
 
 
 def _is_whole(file: str, key: str) -> bool:
-    """Whether the file is a complete library sealed under `key`. Raises OSError."""
+    """Return whether the file is a complete library sealed under `key`. Raises OSError."""
     with open(file, "rb") as library:
         data = library.read()
     trailer = _DIGEST_BYTES + len(_MAGIC)

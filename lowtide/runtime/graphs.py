@@ -128,8 +128,8 @@ def _other_generator(device: torch.device) -> Generator[None]:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread may draw random numbers, which PyTorch refuses on a GPU while a graph
-    is recorded. (The threads of autograd's engine are not counted: the main thread waits for them,
-    and draws none.)"""
+    """Return whether no other thread may draw random numbers, which PyTorch refuses on a GPU while
+    a graph is recorded. (The threads of autograd's engine are not counted: the main thread waits
+    for them, and draws none.)"""
     main = threading.main_thread()
     return all(t is main or t.daemon for t in threading.enumerate())

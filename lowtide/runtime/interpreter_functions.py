@@ -22,7 +22,7 @@ _OTHER_NAMES = {"rint": torch.round}
 
 
 class _Functions:
-    """Has the functions of libdevice as attributes."""
+    """An object whose attributes are the functions of libdevice."""
 
 
 def stand_in() -> _Functions:

@@ -36,7 +36,7 @@ Counts = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which memory may be overwritten. `is_rehearsal`: meta tensors stand for real ones, as in a
+    """The rules for overwriting memory. `is_rehearsal`: meta tensors stand for real ones, as in a
     dry run. `on_host`: they stand for CPU tensors."""
 
     on_host: bool = True
@@ -44,7 +44,8 @@ class Rules:
 
 
 def is_alone(held: Sequence[torch.Tensor], k: int, others: int = 0) -> bool:
-    """Whether `held[k]` has no references except by `held` and `others` ones of the caller."""
+    """Return whether `held[k]` has no references except by `held` and `others` ones of the
+    caller."""
     references, *uses = _alone()
     return _is_whole(held[k], rules()) and _counts(held, k) == (references + others, *uses)
 
@@ -64,14 +65,14 @@ def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_wat
 
 
 def has_engine_alone(cotangents: Sequence[Any], k: int, is_watched: bool) -> bool:
-    """Whether only autograd's engine refers to the cotangent, whoever made its memory."""
+    """Return whether only autograd's engine refers to the cotangent, whoever made its memory."""
     if not _is_large(cotangents[k]):
         return False
     return _counts(cotangents, k) == (_probes().watched if is_watched else _probes().given)
 
 
 def _is_large(x: Any) -> bool:
-    """Whether this is a large tensor with memory; transforms make some without (vmap)."""
+    """Return whether this is a large tensor with memory; transforms make some without (vmap)."""
     if type(x) is not torch.Tensor or x.numel() * x.itemsize < LEAST_BYTES:
         return False
     return has_storage(x)
@@ -131,7 +132,8 @@ _OF_A_RUN = Rules()
 
 
 def _is_whole(x: torch.Tensor, rules: Rules) -> bool:
-    """Whether it is a plain tensor with all of its storage, which PyTorch or the arena made."""
+    """Return whether it is a plain tensor with all of its storage, which PyTorch or the arena
+    made."""
     if type(x) is not torch.Tensor or x.layout is not torch.strided:
         return False
     if x.is_inference() is not torch.is_inference_mode_enabled() or x.is_conj() or x.is_neg():

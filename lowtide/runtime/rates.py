@@ -65,7 +65,7 @@ class Rates:
 
 
 def is_librarys(product: Sizes) -> bool:
-    """Whether the library is faster, with the time to store its operands."""
+    """Return whether the library is faster, with the time to store its operands."""
     if product.points < LEAST_POINTS:
         return False
     fixed = config.current().products
@@ -113,7 +113,7 @@ def current() -> Rates:
 
 
 def is_measured(dtype: str) -> bool:
-    """Whether there are rates of a dtype, or a setting replaces them."""
+    """Return whether there are rates of a dtype, or a setting replaces them."""
     return bool(config.current().products or f"{dtype} large" in current().kernels)
 
 

@@ -217,7 +217,7 @@ def _probed(
 
 
 def all_known(command: Sequence[str], flags: Sequence[str]) -> bool:
-    """Whether the compiler knows these flags."""
+    """Return whether the compiler knows these flags."""
     query = [*command, *flags, "-Werror", "-E", "-x", "c", "-"]
     return run(query, _PROBE_SECONDS).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Abstract values: what is known about an SSA value while a region is specialised.
+"""Abstract values: the knowledge about an SSA value while a region is specialised.
 
     Val       a tensor of the region           Index   an int made of sizes and free ints
     Expr      a float known at the call, or a number or bool per iteration of a lifted loop
@@ -38,7 +38,8 @@ OPAQUE: Final = _Opaque()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value stands among the live-ins: `position`, then subscripts, keys of dicts too."""
+    """The place of a value in the live-ins: `position`, then subscripts, which may be keys of
+    dicts."""
 
     position: int
     path: tuple[int | str, ...] = ()
@@ -128,7 +129,7 @@ def constant(value: object) -> Abs:
 
 
 def is_constant(x: Abs) -> bool:
-    """Whether the value is the same in every run of the signature."""
+    """Return whether the value is the same in every run of the signature."""
     if isinstance(x.value, Seq | Map):
         return isinstance(x.value, Seq) and all(is_constant(e) for e in x.value.elems)
     is_known = not isinstance(x.value, Val | Index | Expr | Ragged | Pending)
@@ -136,20 +137,21 @@ def is_constant(x: Abs) -> bool:
 
 
 def holds_list(x: Abs) -> bool:
-    """Is it a list, or a sequence with a list somewhere in it: what a copy would not stand for?"""
+    """Return whether the value is a list, or a sequence that contains one. A copy cannot replace
+    it."""
     if not isinstance(x.value, Seq):
         return False
     return x.value.kind is list or any(map(holds_list, x.value.elems))
 
 
 def is_int(x: Abs) -> bool:
-    """Whether the value is an int (or bool) of which more is known than that."""
+    """Return whether the value is an int or bool that is known, or known as an Index."""
     return isinstance(x.value, int | Index)
 
 
 def operands_of(op: Op, env: Mapping[Value, Abs]) -> list[Abs]:
-    """What an op is given. Some of it is no live-in of a region, a list or an index: see the
-    driver."""
+    """Return the operands of an op. Raises Unsupported if one is no live-in of the region: a list
+    or an index that an earlier region changed."""
     if any(v not in env for v in op.operands):
         raise Unsupported("changes what was made before")
     return [env[v] for v in op.operands]
@@ -163,8 +165,8 @@ def concrete(x: Abs) -> Any:
 
 
 def raw(x: Abs, computes: bool = False) -> Any:
-    """What a lowering is handed; raises Unsupported for a number that only the call knows.
-    `computes`: it takes ints to compute with them, not as a place or a size."""
+    """Return the value as a lowering takes it. Raises Unsupported for a number that only the call
+    knows. `computes`: the lowering computes with ints, and does not use them as places or sizes."""
     if x.value is OPAQUE or isinstance(x.value, Map | Ragged | Pending):
         raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
@@ -187,7 +189,7 @@ def tensors_in(x: Abs) -> list[Abs]:
 
 
 def is_dynamic(x: Abs) -> bool:
-    """Whether a float's value decides it."""
+    """Return whether the value depends on a float of the call."""
     if isinstance(x.value, Seq | Map):
         return any(is_dynamic(e) for e in x.value.elems)
     return x.dynamic

@@ -51,7 +51,7 @@ class Activity:
 
     @property
     def is_full(self) -> bool:
-        """Is there as much as one backward pass shall be made of?"""
+        """Return whether the region has as many definitions as one backward pass may have."""
         program = self.builder.program
         if not self.records:
             return False
@@ -68,7 +68,8 @@ class Activity:
 
     @property
     def in_loop(self) -> bool:
-        """Is a loop traced that is to be lifted, or its first step, which stands beside it?"""
+        """Return whether a loop is traced that may be lifted, or the first step of one, which is
+        peeled."""
         return self._in_loop is not None or self._is_beside
 
     @contextmanager
@@ -108,7 +109,9 @@ class Activity:
                 raise Unsupported(why)
 
     def after(self, name: str, found: Any, first: int) -> Any:
-        """What an op has made, with the definitions from number `first` on looked at."""
+        """Return the result of an op, after recording its definitions from number `first` on.
+        Raises Full if one of them reads, at places that the data name, what this region has
+        made."""
         if not self.records:
             return found
         if name in DETACHED and isinstance(found, Val):
@@ -137,7 +140,8 @@ class Activity:
                 self.diff.add(d)
 
     def carries(self, x: Val, since: int) -> bool:
-        """Does it carry a gradient? Definitions from number `since` on are looked at first."""
+        """Return whether the value carries a gradient. The definitions from number `since` on are
+        recorded first."""
         if self.records:
             for d in list(self.builder.program.defs.values())[since:]:
                 self.diff.add(d)

@@ -49,7 +49,7 @@ def only_asserted(block: Block) -> frozenset[Value]:
 
 
 def is_call(op: Op) -> bool:
-    """Whether it is what torch.compile captures of an `assert`."""
+    """Return whether the op is the call that torch.compile captures for an `assert`."""
     return op.attrs.get("target") == ASSERT_TENSOR
 
 

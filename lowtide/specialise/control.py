@@ -29,7 +29,7 @@ NOT_LIFTED: Final = "is not lifted: "
 
 
 def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Abs]:
-    """What an `if` gives."""
+    """Return the results of an `if`. Raises Stop if the region must end before it."""
     has_loop = any(o.name == "loop" for block in op.blocks for o in block.ops)
     cond = None if is_constant(condition) else varying.truth(condition)
     is_of_tensor = kernel_numbers.is_one(condition) and run.loop is None
@@ -64,7 +64,8 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
 
 
 def looped(run: Any, op: Op, operands: Sequence[Abs], env: dict[Value, Abs]) -> list[Abs]:
-    """What a loop gives."""
+    """Return the results of a loop: lifted or unrolled. Raises Stop if the region must end before
+    it."""
     trips, going, *carried = operands
     if not is_constant(going) or not isinstance(trips.value, int | Index | Ragged):
         raise Stop("loops a number of times that is known only at run time")

@@ -43,7 +43,7 @@ _WHY: Final = "it needs the values of a tensor"
 
 
 class Escaped(Exception):
-    """What this op gives is needed after the region, by Python."""
+    """Raised if Python needs the result of this op after the region."""
 
     def __init__(self, op: Op) -> None:
         super().__init__(op.name)
@@ -51,13 +51,13 @@ class Escaped(Exception):
 
 
 def is_one(x: Abs) -> bool:
-    """Whether it is a number or truth that kernels compute from a tensor."""
+    """Return whether the value is a number or bool that kernels compute from a tensor."""
     return isinstance(x.value, Expr) and any(True for _ in ex.loads(x.value))
 
 
 def evaluated(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
-    """What the op gives as an expression; None if it reads no such number and no tensor. Raises
-    Stop."""
+    """Return the result of the op as an expression; None if it reads no such number and no tensor.
+    Raises Stop."""
     if not operands or not (is_item(op) or op.name.startswith("py.")):
         return None
     reads = is_item(op) or op.name in _READS
@@ -121,7 +121,8 @@ def _truth(run: Any, element: Expr) -> Expr:
 
 
 def _computed(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
-    """What Python would compute of such numbers, in double precision as Python does."""
+    """Return the result of Python's op on such numbers, in double precision as in Python; None if
+    there is no kernel for it."""
     if op in run.kept:
         return None
     first = operands[0].value
@@ -178,7 +179,7 @@ def stored_for(x: Abs) -> list[Abs]:
 
 
 def pairs_alive(run: Any, env: Mapping[Value, Abs], block: Block, stop: int) -> bool:
-    """Whether a region that ends at op `stop` would store values of pairs."""
+    """Return whether a region that ends at op `stop` would store values of pairs."""
     made = {v for v in free_values(block.ops[stop:]) if v in env and env[v] not in run.live}
     return are_pairs(sum(nbytes(env[v], run.numbers) for v in made), run.given_bytes)
 

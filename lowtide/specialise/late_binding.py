@@ -67,8 +67,8 @@ def on_number(op: Op, changed: Abs) -> Op | None:
 
 
 def may_bind(op: Op) -> bool:
-    """Whether a call of PyTorch has no record only because its operands' types were not known, or
-    the sizes that decide."""
+    """Return whether a call of PyTorch may have a record once its operands' types or sizes are
+    known."""
     records = registry.lookup(str(op.attrs["target"]))
     vague = any(not _is_plain(v.type) for v in op.operands)
     left = [r for r in records if is_left(r)]

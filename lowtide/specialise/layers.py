@@ -50,8 +50,8 @@ def _key(op: Op) -> Hashable:
 
 
 def _longest_repetition(keys: Sequence[Hashable]) -> tuple[int, int, int]:
-    """Where it begins, its period, and of how many keys it is; of equal ones, the shortest
-    period."""
+    """Return the start, the period and the length of the longest repetition of keys. Of equally
+    long ones, it has the shortest period."""
     best = (0, 1, 0)
     for period in range(1, min(len(keys) // 2, _LONGEST_LAYER) + 1):
         run = 0
@@ -96,5 +96,5 @@ def narrowest(alive: Mapping[int, int]) -> int | None:
 
 
 def are_pairs(stored: int, given: int) -> bool:
-    """Whether so many bytes are values of pairs, made of those that are given."""
+    """Return whether values of `stored` bytes, made of `given` bytes, are values of pairs."""
     return stored >= _PAIR_BYTES and stored >= 4 * given

@@ -47,13 +47,13 @@ def item(operands: Sequence[Abs], spec: tuple[str, ...]) -> Abs:
 
 
 def is_too_large(x: Abs) -> bool:
-    """Whether it is an int that PyTorch does not take."""
+    """Return whether the value is an int that PyTorch does not take."""
     found = concrete(x) if is_constant(x) else None
     return isinstance(found, int) and not -(2**63) <= found < 2**64
 
 
 def has_float(x: object) -> bool:
-    """Is there a float that only the call knows?"""
+    """Return whether the value is or contains a float that only the call knows."""
     if isinstance(x, list | tuple):
         return any(map(has_float, cast("list[object]", x)))
     return isinstance(x, Expr)

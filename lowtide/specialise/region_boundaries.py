@@ -77,12 +77,12 @@ def static_reason(op: Op) -> str:
 
 
 def is_item(op: Op) -> bool:
-    """Does it read the only element of a tensor as a number?"""
+    """Return whether the op reads the only element of a tensor as a number."""
     return op.name == "call_torch" and op.attrs.get("target") == ITEM
 
 
 def only_prepares(op: Op) -> bool:
-    """Does it make nothing but numbers, and lists and tuples of what is there?"""
+    """Return whether the op makes only numbers, or lists and tuples of existing values."""
     definition = opdefs.find(op.name)
     if op.blocks or adds_at_places(op) or (definition is not None and definition.writes):
         return False
@@ -90,13 +90,13 @@ def only_prepares(op: Op) -> bool:
 
 
 def adds_at_places(op: Op) -> bool:
-    """Does it add at places that are data, or may turn out to?"""
+    """Return whether the op adds at places that are data, or may be."""
     name = op.attrs.get("target", op.attrs.get("name", op.name))
     return str(name).rpartition(".")[2].removesuffix("_") in ADDITIONS
 
 
 def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
-    """Does it look into what the region has added to at places that are data?"""
+    """Return whether the op reads a sum to which the region has added at places that are data."""
     if op.name in _HOLDING:
         return False
     found = (x.value for v in free_values([op]) if v in env for x in tensors_in(env[v]))
@@ -106,9 +106,9 @@ def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
 def is_short(
     loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool, most: float
 ) -> bool:
-    """Is it so few ops in all, `most` of them, each for every element by itself, that they are
-    better written out? `is_within`: in a loop that is to be lifted. There writes are not written
-    out, for then an iteration would write many parts of a tensor, of which none is a row."""
+    """Return whether the loop is better unrolled: at most `most` ops in all, each elementwise.
+    `is_within`: it is in a loop that is to be lifted. There a loop with writes stays: unrolled, an
+    iteration would write many parts of a tensor, none of them a row."""
     if is_within and any(op.name == "mutate" for block in loop.blocks for op in walk(block)):
         return False
     count = _written_out(loop, env) if isinstance(trips, int) else None
@@ -116,8 +116,8 @@ def is_short(
 
 
 def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
-    """How many tensor ops are in its blocks; None if not each is for every element by itself, or
-    if that is not known."""
+    """Return the number of tensor ops in the blocks; None if one is not elementwise, or if the
+    number is unknown."""
     found, numbers = 0, dict[Value, int]()
     for op in (op for block in outer.blocks for op in block.ops):
         if op.name == "const" and isinstance(op.attrs["value"], int):

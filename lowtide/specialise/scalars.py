@@ -47,10 +47,10 @@ from lowtide.texpr.index_ranges import floordiv, mod, nonnegative
 
 
 class Host(Protocol):
-    """What the specialiser offers here."""
+    """The members of the specialiser that are used here."""
 
     def decide(self, index: Index) -> bool | None:
-        """Is index >= 0? None where that is only known at run time."""
+        """Return whether index >= 0; None if only the run knows."""
         ...
 
     def ask(self, index: Index) -> bool | None:

@@ -70,12 +70,14 @@ CPU = torch.device("cpu")
 
 
 def _is_known(v: object) -> bool:
-    """Whether the value itself is part of the signature; of other objects only the class is."""
+    """Return whether the value itself is part of the signature. Of other objects, only the class
+    is."""
     return isinstance(v, _OWN_TYPES)
 
 
 def is_mapping(v: Any) -> bool:
-    """Whether it is a dict that the signature looks into: its keys can stand in source text."""
+    """Return whether the value is a dict that the signature reads: its keys can stand in source
+    text."""
     return type(v) is dict and all(type(k) in (str, int) for k in cast("dict[Any, Any]", v))
 
 
@@ -133,14 +135,19 @@ LEAST = {"s": SMALL + 1, "v": TINY + 1, "i": 0, "w": 0}
 
 
 class Binding:
-    """One call's live-ins seen through the signature; raises Ineligible for a dtype not computed
-    in.
+    """One call's live-ins seen through the signature; raises Ineligible for unsupported dtypes.
 
-    `key` tells the signature; `numbers` are the symbols' values in this call; `spots` the places
-    where each symbol stands; `tensors` and `floats` the places of what a Program calls by name;
-    `wanted` the tensors that want a gradient; `free`: symbols of ints that no op has compared with
-    sizes; `device`: where all of them are, meta tensors on the one that was given;
-    `is_contiguous`: are all of them?"""
+    | field | content |
+    | --- | --- |
+    | `key` | identifies the signature |
+    | `numbers` | values of the symbols in this call |
+    | `spots` | the places of each symbol |
+    | `tensors`, `floats` | places of the values that a Program names |
+    | `wanted` | the tensors that require a gradient |
+    | `free` | symbols of ints that no op has compared with sizes |
+    | `device` | where all tensors are; for meta tensors, the given one |
+    | `is_contiguous` | True if all tensors are |
+    """
 
     def __init__(
         self,
@@ -178,12 +185,12 @@ class Binding:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are; the CPU if there are none."""
+        """Return the device of the tensors; the CPU if there are none."""
         return self._device or CPU
 
     @property
     def machine(self) -> str:
-        """What kernels are made for: see `codegen/machines`."""
+        """Return the machine for which kernels are compiled: see `codegen/machines`."""
         if self.device.type == "cuda":
             return str(self.device)
         return "interpreter" if config.current().interpret_blocks else "cpu"
@@ -329,7 +336,7 @@ class Binding:
 
 @dataclass(slots=True)
 class _Source:
-    """What is left of a binding to be made abstract."""
+    """The parts of a binding that are not abstract yet."""
 
     builder: Builder
     forms: Iterator[Any]

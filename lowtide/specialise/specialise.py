@@ -292,20 +292,22 @@ class _Specialiser:
         )
 
     def known_to_call(self, names: Iterable[str]) -> frozenset[str]:
-        """Those that may become constants of the signature, so that more can be answered."""
+        """Return the symbols that may become constants of the signature, so that more questions can
+        be answered."""
         return frozenset(n for n in names if self.spots.get(n)) | self.divisors(names)
 
     def divisors(self, names: Iterable[str]) -> frozenset[str]:
         return divisors_behind(names, self.derived, self.spots)
 
     def size_names(self, need: NeedConst) -> str:
-        """What the user calls the sizes that an answer needs, and which op needs it."""
+        """Return the user's names of the sizes that an answer needs, and the op that needs it."""
         return size_names(need.symbols, self.names, self.derived, self.spots, self.b)
 
     # -- what scalars asks --
 
     def decide(self, index: Index) -> bool | None:
-        """Is index >= 0, in every run of this signature?"""
+        """Return whether index >= 0 in every run of this signature; None for an index that varies
+        between iterations."""
         known = self.b.is_known(index)
         if known is not None or varies(index):
             return known  # of a loop that is lifted: now so, now so
@@ -503,7 +505,7 @@ class _Specialiser:
     # -- what inplace and lifting ask --
 
     def changes(self, since: int) -> Sequence[tuple[Abs, object]]:
-        """What was changed, and what it was before, in order."""
+        """Return the changed values and their old values, in order."""
         return self._undo[since:]
 
     def change(self, x: Abs, value: object) -> None:
@@ -513,7 +515,7 @@ class _Specialiser:
         x.value = value
 
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs:
-        """What the function of this name gives."""
+        """Return the result of the function of this name."""
         kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         found = late_binding.bind_late(source, operands, kwnames)
         if found is None:

@@ -33,7 +33,7 @@ class NeedFloats(Exception):
 
 
 class Host(Protocol):
-    """What the specialiser offers here."""
+    """The members of the specialiser that are used here."""
 
     b: Builder
     activity: Activity

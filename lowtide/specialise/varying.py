@@ -28,7 +28,7 @@ _TRUE: Final = ex.const(True, dtypes.boolean)
 
 
 def has_axis(x: Abs) -> bool:
-    """Is it another number in each iteration?"""
+    """Return whether the number differs between iterations."""
     if isinstance(x.value, Index):
         return varies(x.value)
     return isinstance(x.value, Expr) and bool(x.value.free)
@@ -84,7 +84,7 @@ def _truth_of(x: Abs) -> Expr:
 
 
 def not_negative(index: Index) -> Abs | None:
-    """Is index >= 0? None where that is no matter of iterations."""
+    """Return index >= 0 as a value per iteration; None if it does not depend on the iteration."""
     return Abs(_at_least_0(index)) if varies(index) else None
 
 
@@ -94,7 +94,7 @@ def within(index: Index, count: Index) -> Expr:
 
 
 def equal(a: Index, b: Index) -> Abs | None:
-    """Are two ints the same? None where that is no matter of iterations."""
+    """Return a == b as a value per iteration; None if it does not depend on the iteration."""
     if not varies(a - b):
         return None
     return Abs(ex.apply("eq", (_at(a), _at(b)), dtypes.boolean))
@@ -157,8 +157,8 @@ _FLOATS: Final = {
 def by_kernels(
     op: Op, operands: Sequence[Abs], decide: Callable[[Index], bool | None]
 ) -> Abs | None:
-    """A float that the index of a loop is in: Python computes it in double precision, and so do
-    the kernels. `decide`: is an index >= 0?"""
+    """Return a float that depends on the index of a loop; None if there is no kernel for it. Python
+    and the kernels compute it in double precision. `decide`: returns whether an index is >= 0."""
     fn = _FLOATS.get(op.name)
     if fn is None or op.result.type != t.FLOAT:
         return None

@@ -331,7 +331,7 @@ def _unclamped(index: Index, held: Sequence[Clamp]) -> Index:
 
 
 def _below(value: Index, extent: Index) -> bool:
-    """Is value < extent, whatever the axes?"""
+    """Return whether value < extent is certain, for all values of the axes."""
     if nonnegative(extent - value - 1):
         return True
     atom = _single(value)
@@ -353,7 +353,7 @@ def _leading(steps: Mapping[Axis, Index]) -> Axis | None:
 
 
 def _fills(left: Index, step: Index, a: Axis) -> bool:
-    """Is left // step within the extent of the axis, for all values of left?"""
+    """Return whether left // step is certainly within the extent of the axis."""
     return nonnegative(left) and nonnegative(step * a.extent - left - 1)
 
 

@@ -51,7 +51,7 @@ COMBINE = {
 
 
 def identity(fn: str, dtype: ex.DType) -> float | int | bool:
-    """What a reduction starts from."""
+    """Return the value with which a reduction starts."""
     if fn == "sum":
         return 0
     if fn == "prod":
@@ -126,7 +126,7 @@ def _cast(node: Cast) -> Expr | None:
 
 
 def _widens(small: ex.DType, large: ex.DType) -> bool:
-    """Does the larger dtype hold every value of the smaller one?"""
+    """Return whether the larger dtype can hold every value of the smaller one."""
     if small.name == "bool":
         return True
     if small.is_float != large.is_float:
@@ -171,14 +171,15 @@ def _unroll(node: Reduce) -> Expr | None:
 
 
 def _is_chosen_by(body: Expr, axes: Sequence[Axis]) -> bool:
-    """Does a condition hang on one of the axes, as where tensors were stacked along it?"""
+    """Return whether a condition depends on one of the axes, as where tensors were stacked along
+    it."""
     conditions = (n.cond for n in ex.walk(body) if isinstance(n, Select))
     return any(not cond.free.isdisjoint(axes) for cond in conditions)
 
 
 def slides(node: Reduce) -> bool:
-    """Is it a sum of products, of which a factor is read in windows? What makes it fast is how its
-    points share what they read, all of it in one sum."""
+    """Return whether the node is a sum of products of which a factor is read in windows. Such a sum
+    stays whole, because its points share what they read."""
     body = node.body
     while isinstance(body, Select):
         body = body.yes
@@ -188,7 +189,7 @@ def slides(node: Reduce) -> bool:
 
 
 def is_windowed(e: Expr, over: Sequence[Axis]) -> bool:
-    """Is it read at a place that moves with an axis that is summed over and with another?"""
+    """Return whether an index of `e` depends both on an axis of `over` and on another axis."""
     for i in ex.indices(e):
         axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
         if axes.intersection(over) and axes.difference(over):
@@ -228,7 +229,7 @@ def over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
 
 
 def factors(e: Expr) -> Iterator[Expr]:
-    """What a product is made of."""
+    """Yield the factors of a product of floats."""
     if isinstance(e, Apply) and e.fn == "mul" and e.dtype.is_float:
         for a in e.args:
             yield from factors(a)

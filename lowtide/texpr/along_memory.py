@@ -49,7 +49,7 @@ class _Lane(NamedTuple):
 
     @property
     def parts(self) -> dict[Axis, Index]:
-        """What each of the two is of the whole."""
+        """Return the index of each of the two axes, as a part of the whole axis."""
         width, place = self.inner.extent, as_index(self.whole)
         return {self.outer: floordiv(place, width), self.inner: mod(place, width)}
 
@@ -60,8 +60,8 @@ class _Lane(NamedTuple):
 
 
 class _Dims(NamedTuple):
-    """How a definition was laid anew: its old dims in their new order, two of them one if `width`,
-    the extent of the second, is known."""
+    """The new layout of a definition: its old dims in their new order. If `width` is given, the
+    extent of the second of the `pair`, the two dims of the pair have become one."""
 
     order: tuple[int, ...]
     pair: tuple[int, int]
@@ -145,7 +145,7 @@ def _lane_of(load: Load, strides: Strides) -> _Lane | None:
 
 
 def _are_one_in(axes: Sequence[Axis], lane: _Lane) -> bool:
-    """Can they be one axis of a result whose elements then lie as before?"""
+    """Return whether the axes can be one axis of a result whose elements then lie as before."""
     at = [k for k, a in enumerate(axes) if a in lane.axes]
     return len(at) < 2 or (at[1] == at[0] + 1 and axes[at[0]] is lane.outer)
 
@@ -155,7 +155,8 @@ def _all_beside(loads: Sequence[Load], lane: _Lane, strides: Strides) -> bool:
 
 
 def _is_beside(load: Load, lane: _Lane, strides: Strides) -> bool:
-    """Does it lie side by side along the whole, or not hang on it?"""
+    """Return whether the load walks through contiguous memory along the whole axis, or does not
+    depend on it."""
     if load.free.isdisjoint(lane.axes):
         return True
     place = as_index(lane.whole)

@@ -121,9 +121,10 @@ class Differentiation:
         self._check(d, pulled)
 
     def scatters_terms(self, d: Def, sizes: Mapping[str, int]) -> bool:
-        """Would more than what a definition reads at places that the data name be scattered: the
-        terms of sums that these values were, `x[i, k] * w[j, k]` for `(x @ w.T)[n]`; or as much for
-        each of several values that they were made of, `cat([x, y])[perm]`? `sizes`: likely ones."""
+        """Return whether a backward pass by scatters would scatter more than what the definition
+        reads. That is so for `(x @ w.T)[n]`, which would scatter the terms `x[i, k] * w[j, k]`. It
+        is also so for `cat([x, y])[perm]`, once for each value of which `cat` is made. `sizes`:
+        likely sizes."""
         return any(
             (not self._reads_few(part, source) and self._are_terms(part, source))
             or self._spreads(part, source, sizes)
@@ -141,9 +142,9 @@ class Differentiation:
         return [(x.source, _handed(d, pulled, x, value)) for x, value in pulled.loads.items()]
 
     def _spreads(self, part: Contribution, name: str, sizes: Mapping[str, int]) -> bool:
-        """Is what is scattered further on many times what is read of a value, and what it and what
-        it is made of have, at such sizes? `h[n, e, i] * w[e, i, j]`, summed, read at `e[n, j]`: all
-        its terms would be."""
+        """Return whether scattering a contribution further on would scatter `_SPREAD` times as many
+        points as the values have elements. An example is `h[n, e, i] * w[e, i, j]`, summed and read
+        at `e[n, j]`, which scatters all terms."""
         todo = [(part, name)]
         try:
             few = max(likely(part.places, sizes), elements(self.shape(name), sizes))
@@ -162,12 +163,12 @@ class Differentiation:
         return False
 
     def _reads_few(self, part: Contribution, source: str) -> bool:
-        """Are these certainly no more points than there are values?"""
+        """Return whether the points are certainly no more than the elements of the value."""
         points = product(a.extent for a in part.scope)
         return nonnegative(product(self.shape(source)) - points)
 
     def _reads_all(self, part: Contribution, source: str) -> bool:
-        """Are these certainly as many points as there are values?"""
+        """Return whether the points are certainly at least as many as the elements of the value."""
         points = product(a.extent for a in part.scope)
         return nonnegative(points - product(self.shape(source)))
 
@@ -193,7 +194,7 @@ class Differentiation:
         return found
 
     def _fits(self, d: Def) -> bool:
-        """Is it certainly no larger than some input?"""
+        """Return whether the definition is certainly no larger than some input."""
         size = product(d.shape)
         return any(nonnegative(product(i.shape) - size) for i in self.inputs.values())
 
@@ -205,13 +206,13 @@ class Differentiation:
                     placed(part, tuple(Axis("y", size) for size in self.shape(load.source)))
 
     def assume(self, value: Val) -> None:
-        """What a loop carries, while it is not known what that is: it may carry gradients."""
+        """Assume that a value which a loop carries depends on inputs that require gradients."""
         self.delays = {**self.delays, value.name: value}
         if value.dtype.is_float:
             self._active.add(value.name)
 
     def carries(self, name: str) -> bool:
-        """Does this value depend on an input that wants a gradient?"""
+        """Return whether the value depends on an input that requires a gradient."""
         return name in self._active
 
     def depending_on(self, wanted: Iterable[str]) -> set[str]:
@@ -233,7 +234,7 @@ class Differentiation:
         return [y for n, y in self.delays.items() if isinstance(y, Delay) and n in self._active]
 
     def pulled(self, name: str) -> Pulled | None:
-        """What a value hands on of its cotangent; None if it carries none."""
+        """Return what a value passes on of its cotangent, or None if it carries none."""
         return self._pulled.get(name)
 
     def shape(self, name: str) -> tuple[Index, ...]:
@@ -244,7 +245,7 @@ class Differentiation:
         return (self.inputs.get(name) or self.delays.get(name) or self.defs[name]).dtype
 
     def place(self, name: str) -> tuple[Loc, str]:
-        """Where a value stems from: of an input, nowhere."""
+        """Return the source line and the op of a value; an input has none."""
         d = self.defs.get(name)
         return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "")
 
@@ -296,7 +297,7 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
 
 
 def _sums(defs: Mapping[str, Def], at_hand: Container[str]) -> frozenset[str]:
-    """What the backward pass adds up again, where it needs that."""
+    """Return the rounded sums that the backward pass recomputes where it needs them."""
     return frozenset(n for n, d in defs.items() if d.is_rounded and n not in at_hand)
 
 
@@ -338,12 +339,12 @@ def backward(
 
 
 def given_name(name: str) -> str:
-    """What a cotangent that is handed in is called."""
+    """Return the name of a cotangent that is an input of the backward pass."""
     return f"g_{name}"
 
 
 def cotangent_name(name: str) -> str:
-    """What the cotangent of a value is called."""
+    """Return the name of the cotangent of a value."""
     return f"ct_{name}"
 
 
@@ -379,8 +380,8 @@ class _Cotangents:
         self.delays: dict[str, Delay] = {}
 
     def hand_back(self, y: Delay) -> None:
-        """What a delay reads one step earlier gets its cotangent one step later: a delay that runs
-        the other way. The first step's goes to what the loop began with."""
+        """Define the cotangent of a delay. A delay reads one step earlier, so its cotangent is a
+        delay that runs the other way. The cotangent of the first step goes to the initial value."""
         if y.name not in self.needed:
             return
         ct, zero, back = cotangent_name(y.name), f"zero_{y.name}", f"back_{y.name}"
@@ -473,8 +474,9 @@ class _Cotangents:
     def _define(
         self, name: str, parts: list[Contribution], at_least_zero: DType | None = None
     ) -> bool:
-        """Whether there is anything to define. `at_least_zero`: there is, in that dtype, as more
-        will be added to it, or what would be is 0."""
+        """Define the cotangent of a value as the sum of its parts. Return False if there are no
+        parts and no cotangent is given. `at_least_zero`: define it in that dtype anyway, as 0,
+        because more will be added to it."""
         given = given_name(name)
         if not parts and given not in self.inputs and at_least_zero is None:
             return False

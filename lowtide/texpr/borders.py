@@ -59,7 +59,8 @@ class _Window:
         return as_index(self.phases), floordiv(self.length + (self.phases - 1), self.phases)
 
     def index(self, apart: bool) -> tuple[Index, ...]:
-        """Where the copy has what is read."""
+        """Return the index in the padded copy. `apart`: the phases of the step are a dim of their
+        own."""
         t = exact_division(self.atom.num - self.low, as_index(self.step))
         assert t is not None
         return (mod(t, self.phases), floordiv(t, self.phases)) if apart else (t,)
@@ -159,7 +160,7 @@ def _asks(part: Expr) -> list[tuple[str, tuple[Index, Index]]]:
 
 
 def _slides(e: Expr, over: frozenset[Axis]) -> bool:
-    """Is something read at a place that is held in bounds, and moves with `over` and others?"""
+    """Return whether a clamped index depends on axes of `over` and on others."""
     for a in _atoms(e):
         if isinstance(a, Clamp):
             axes = {x for x in deep_atoms(a.num) if isinstance(x, Axis)}
@@ -169,7 +170,7 @@ def _slides(e: Expr, over: frozenset[Axis]) -> bool:
 
 
 def _atoms(e: Expr) -> Iterator[Atom]:
-    """What stands directly in the indices of an expression."""
+    """Yield the atoms that stand directly in the indices of an expression."""
     for node in ex.walk(e):
         for i in ex.indices(node):
             yield from sorted(i.atoms(), key=lambda a: isinstance(a, Clamp))
@@ -229,7 +230,7 @@ Bound = tuple[str, Index, Index]
 
 
 def _bounds(place: Index, extent: Index) -> list[Bound]:
-    """What must be asked for a place to be inside: where it is certain, nothing."""
+    """Return the conditions for a place to be inside, without those that always hold."""
     found: list[Bound] = []
     if not nonnegative(place):
         found.append(("ge", place, as_index(0)))
@@ -239,7 +240,7 @@ def _bounds(place: Index, extent: Index) -> list[Bound]:
 
 
 def _is_inside(cond: Expr, windows: Sequence[_Window]) -> bool:
-    """Does the condition say that all windows are inside, and nothing else?"""
+    """Return whether the condition says that all windows are inside, and nothing else."""
     parts = [p for p in parts_of(cond) if decided(p) is not True]
     asked = {(fn, *pair) for p in parts for fn in ("ge", "lt") if (pair := sides(p, fn))}
     needed = {bound for w in windows for bound in _bounds(w.atom.num, w.atom.extent)}

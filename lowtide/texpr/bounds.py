@@ -42,7 +42,7 @@ def positive_part(z: Index, ask: Ask) -> Index | None:
 
 
 def is_positive_part(a: Atom) -> bool:
-    """Is it max(0, num)?"""
+    """Return whether the atom is max(0, num)."""
     return isinstance(a, Clamp) and nonnegative(a.extent - a.num - 1)
 
 

@@ -215,7 +215,8 @@ class Builder:
     # -- questions about sizes --
 
     def equal(self, a: Index | int, b: Index | int) -> bool:
-        """Are two sizes the same, for every run of this signature?"""
+        """Return whether two sizes are the same in every run of this signature. Raises NeedConst if
+        only constants can decide."""
         a, b = as_index(a), as_index(b)
         if a is b:
             return True
@@ -229,8 +230,8 @@ class Builder:
         return not (above or below)
 
     def is_one(self, size: Index | int) -> bool:
-        """Is it broadcast? A size that differs between iterations is not, even where it is 1: its
-        element 0 is read there as well."""
+        """Return whether a dim of this size is broadcast. A size that differs between iterations is
+        not, even where it is 1: its element 0 is read there as well."""
         return not varies(as_index(size)) and self.equal(size, 1)
 
     def at_least(self, size: Index | int, least: int) -> bool:
@@ -251,14 +252,15 @@ class Builder:
         return size if is_many else 0
 
     def _answer(self, index: Index) -> bool | None:
-        """Is index >= 0? What is open splits the signature."""
+        """Return whether index >= 0, None if only a constant can tell. An open question splits the
+        signature."""
         known = self.is_known(index)
         if known is None:
             known = (self.is_always(index) or None) if varies(index) else self.ask(index)
         return known
 
     def is_known(self, index: Index) -> bool | None:
-        """Is index >= 0, wherever the branch is taken that is followed? None if that is open."""
+        """Return whether index >= 0 on the branch that is followed; None if that is open."""
         if self._is_shown(index):
             return True
         if index in self.answers:
@@ -276,7 +278,7 @@ class Builder:
         return None
 
     def is_always(self, index: Index) -> bool:
-        """Is index >= 0 in all iterations, as the run says of the worst of them?"""
+        """Return whether index >= 0 in all iterations, by the checks at the start of a run."""
         return all(self._is_checked(part) for part in bounds.parts(index))
 
     def _is_checked(self, index: Index) -> bool:
@@ -301,7 +303,8 @@ class Builder:
         return rebuild(index, inside) if self.assumed else index
 
     def divides(self, den: Index | int, num: Index | int) -> bool:
-        """Is `num` a multiple of `den`?"""
+        """Return whether `num` is a multiple of `den`. Raises NeedConst if only constants can
+        decide."""
         num, den = as_index(num), as_index(den)
         if (n := num.const) is not None and (d := den.const) is not None:
             return d != 0 and n % d == 0
@@ -346,7 +349,7 @@ class Builder:
 
 
 def _is_curved(index: Index) -> bool:
-    """Is there a product of axes in it?"""
+    """Return whether the index contains a product of axes."""
     return any(sum(isinstance(a, Axis) for a in product) > 1 for product, _ in index.terms)
 
 
@@ -360,7 +363,7 @@ def plain(sizes: Sequence[Index | int]) -> tuple[Index | int, ...]:
 
 
 def varies(index: Index) -> bool:
-    """Does it depend on the number of an iteration, or on where in a value it stands?"""
+    """Return whether the index depends on an axis: an iteration, or a place in a value."""
     return any(isinstance(a, Axis) for a in deep_atoms(index))
 
 
@@ -370,14 +373,14 @@ def symbols(index: Index) -> frozenset[str]:
 
 
 def differ(a: Index, b: Index) -> bool:
-    """Are two sizes that are not the same index certainly different?"""
+    """Return whether two sizes, which are different indices, are certainly different numbers."""
     apart = nonnegative(a - b - 1) or nonnegative(b - a - 1)
     return apart or (has_own_value(a) and has_own_value(b))
 
 
 def has_own_value(index: Index) -> bool:
-    """Is it a size that no other such symbol can be equal to? `specialise/signature` calls them
-    s0, s1, ..."""
+    """Return whether the index is a size symbol that no other symbol equals. `specialise/signature`
+    names them s0, s1, ..."""
     atom = lone_size(index)
     return atom is not None and atom.name.startswith("s")
 

@@ -88,7 +88,7 @@ def in_lowest_terms(part: Expr) -> Expr:
 
 
 def decided(part: Expr) -> bool | None:
-    """Whether a comparison of indices holds everywhere, or nowhere."""
+    """Return True if a comparison of indices holds everywhere, False if nowhere, else None."""
     for fn in ("ge", "lt", "eq"):
         found = sides(part, fn)
         if found is None:
@@ -111,10 +111,12 @@ def holds(cond: Expr) -> bool | None:
 
 
 def where_not_zero(value: Expr, known: Sequence[Index] = ()) -> list[Index]:
-    """What is known not to be negative wherever a value is other than zero, `known` not being so.
+    """Return indices that are not negative wherever a value is not zero.
 
-    (v if i >= 1 and i < n else 0) * w            i - 1, n - i - 1
-    0 if i == 0 else (0 if i == 1 else v)         i - 1, i - 2
+    `known`: indices that are not negative.
+
+        (v if i >= 1 and i < n else 0) * w            i - 1, n - i - 1
+        0 if i == 0 else (0 if i == 1 else v)         i - 1, i - 2
     """
     match value:
         case Select():
@@ -148,7 +150,7 @@ def only_place(axis: Axis, known: Sequence[Index]) -> Index | None:
 
 
 def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
-    """Is 0 <= index < extent, where none of `known` is negative?"""
+    """Return whether 0 <= index < extent wherever none of `known` is negative."""
     divided = one_division(index)
     if divided is not None and within(divided[0], extent * divided[1], known):
         return True
@@ -160,7 +162,7 @@ def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
 
 
 def nonnegative_if(cond: Expr) -> list[Index]:
-    """What is not negative where a condition holds."""
+    """Return the indices that are not negative where a condition holds."""
     return [i for part in parts_of(cond) for i in _nonnegative_if(part)]
 
 
@@ -175,7 +177,8 @@ def _nonnegative_if(part: Expr) -> list[Index]:
 
 
 def nonnegative_unless(part: Expr, known: Sequence[Index] = ()) -> list[Index]:
-    """What is not negative where a comparison does not hold, `known` not being so."""
+    """Return the indices that are not negative where a comparison is false. `known`: indices that
+    are not negative."""
     if (found := sides(part, "ge")) is not None:
         return [found[1] - found[0] - 1]
     if (found := sides(part, "lt")) is not None:

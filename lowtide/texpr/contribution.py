@@ -52,12 +52,12 @@ class Contribution:
 
     @property
     def is_sparse(self) -> bool:
-        """Do the data say which element it is?"""
+        """Return whether the data decide to which element the contribution goes."""
         return any(isinstance(a, Gather) for i in self.index for a in deep_atoms(i))
 
     @property
     def is_to_be_summed(self) -> bool:
-        """Do several points along an axis belong to one element, wherever the data say it is?"""
+        """Return whether several points along an axis go to one element, whatever the data are."""
         named = self._named
         return any(a not in named and a.extent.const != 1 for a in self.scope)
 
@@ -72,7 +72,7 @@ class Contribution:
         return {a for i in self.index for a in ex.at(i, dtypes.i64).free}
 
     def as_mask(self, y: tuple[Axis, ...]) -> bool:
-        """Is there at most one point for each element, or only a few?"""
+        """Return whether each element receives at most one point, or only a few."""
         try:
             inverse = self.inverse(y)
         except Unsupported:
@@ -127,9 +127,10 @@ def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr
 
 
 def _at_only_places(rest: tuple[Axis, ...], value: Expr) -> tuple[tuple[Axis, ...], Expr]:
-    """What is other than zero at one place of an axis only is no sum over it.
+    """Drop the axes along which the value is zero except at one place: there is nothing to sum.
 
-    sum[k](0 if k == 0 else (g[k] if k == 1 else 0))        g[1]"""
+    sum[k](0 if k == 0 else (g[k] if k == 1 else 0))        g[1]
+    """
     known = where_not_zero(value) if rest else []
     at = {a: place for a in rest if (place := only_place(a, known)) is not None}
     if not at:

@@ -87,7 +87,7 @@ def _pow(g: F, a: F, b: F, r: F) -> Cotangents:
 
 
 def _is_above_one(power: Expr) -> bool:
-    """Has the power the slope 0 at 0, which needs no exception?"""
+    """Return whether the power is a constant above 1. Its slope at 0 is 0, without an exception."""
     return isinstance(power, Const) and power.value > 1
 
 

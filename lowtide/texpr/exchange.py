@@ -85,7 +85,7 @@ def _product(e: Expr, defs: Mapping[str, Def]) -> _Product:
 
 
 def _written_out(e: Expr, defs: Mapping[str, Def]) -> Expr | None:
-    """What a load reads, if that is a view or a product."""
+    """Return the expression that a load reads, if it is a view or a product, else None."""
     d = defs.get(e.source) if isinstance(e, Load) else None
     if d is None or not isinstance(e, Load):
         return None

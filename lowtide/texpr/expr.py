@@ -247,7 +247,7 @@ class Def:
 
     @property
     def is_rounded(self) -> bool:
-        """Does its value depend on the order in which its terms are combined?"""
+        """Return whether the value depends on the order in which its terms are combined."""
         e = self.expr
         return isinstance(e, Reduce) and e.fn in ("sum", "prod") and e.dtype.is_float
 
@@ -259,13 +259,15 @@ class Def:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """What a loop carries: at step t of its first axis it is `source` at t - 1, and `init`, which
-    has the other axes only, at the first step. `reverse`: at t + 1, and the last step is the first.
+    """A value that a loop carries: at step t of its first axis it is `source` at t - 1. At the
+    first step it is `init`, which has the other axes only. `reverse`: it is `source` at t + 1, and
+    the last step is the first.
 
-    `source` may load the delay: that is the only way in which definitions may form a cycle.
-    `why`: what of the user's program makes the steps depend on each other. `ends`: of a truth, what
-    is of no use from the step on at which it is false: delays, itself among them, then stay as they
-    are, and definitions of each step are not read."""
+    `source` may load the delay: that is the only way in which definitions may form a cycle. `why`:
+    the part of the user's program that makes the steps depend on each other. `ends`: for a bool,
+    the values that are of no use from the step on at which it is false. Delays among them, itself
+    included, then stay as they are, and definitions of such steps are not read.
+    """
 
     name: str
     source: str
@@ -279,7 +281,7 @@ class Delay:
 
     @property
     def behind(self) -> int:
-        """Where `source` is read, seen from the step."""
+        """Return the step at which `source` is read, relative to the current step."""
         return 1 if self.reverse else -1
 
     @property
@@ -435,12 +437,12 @@ def indices(node: Expr) -> tuple[Index, ...]:
 
 
 def indices_in(expr: Expr) -> list[Index]:
-    """Those of all its nodes."""
+    """Return the indices of all nodes of the expression."""
     return [i for node in walk(expr) for i in indices(node)]
 
 
 def aligned(node: Load) -> bool:
-    """Are the indices distinct plain axes (or 0 along an axis of extent 1)?"""
+    """Return whether the indices are distinct plain axes (or 0 along an axis of extent 1)."""
     axes = [the_axis(i) for i in node.index if i.const != 0]
     return None not in axes and len(set(axes)) == len(axes)
 

@@ -92,11 +92,12 @@ class _FewElements:
         return None if self._is_needed_for(node) else _selected(name, producer, node)
 
     def _is_all(self, name: str) -> bool:
-        """Does no other part of the value have an element of a part?"""
+        """Return whether no other part of the value shares an element with a part."""
         return name in self._apart or len(self._parts[name]) == 1
 
     def _are_apart(self, name: str, parts: Sequence[Load]) -> bool:
-        """Are these several parts of one shape, that together are no more than the whole?"""
+        """Return whether several parts have one shape, and together are no larger than the
+        whole."""
         d = self._every[name]
         shapes = {tuple(a.extent for a in axes_of(load)) for load in parts}
         total = len(parts) * points(axes_of(parts[0]), self._hints)
@@ -105,13 +106,15 @@ class _FewElements:
         return not d.is_rounded or _are_disjoint(parts)
 
     def _are_few(self, name: str, parts: Sequence[Load]) -> bool:
-        """Are the elements that are read at other than plain axes few, taken together?"""
+        """Return whether the elements that are read at other than plain axes are few, all parts
+        together."""
         d = self._every[name]
         off = [points(axes_of(load), self._hints) for load in parts if not is_whole(load, d)]
         return sum(off) * FEW <= points(d.axes, self._hints)
 
     def _is_needed_for(self, node: Load) -> bool:
-        """Is the place of a value found by looking at that value, which may as well be stored?"""
+        """Return whether the index of the load is computed from the value that it reads. Then
+        storing the value is as good, if it fits in memory."""
         if points(self._every[node.source].axes, self._hints) > self._room:
             return False
         todo = [load.source for e in ex.gathered(node.index) for load in ex.loads(e)]
@@ -164,7 +167,7 @@ def _selected(name: str, producer: Def, node: Load) -> Def | None:
 
 
 def _are_disjoint(parts: Sequence[Load]) -> bool:
-    """Is there no element that two of them read?"""
+    """Return whether no two parts read the same element."""
     return all(_never_meet(a, b) for k, a in enumerate(parts) for b in parts[:k])
 
 
@@ -173,7 +176,7 @@ def _never_meet(a: Load, b: Load) -> bool:
 
 
 def _is_behind(i: Index, j: Index) -> bool:
-    """Is each place of a dim that one load reads behind all those of another?"""
+    """Return whether each place that one index reaches is behind all those of the other."""
     start, other = (_from(x) for x in (i, j))
     if start is None or other is None:
         return False
@@ -181,7 +184,7 @@ def _is_behind(i: Index, j: Index) -> bool:
 
 
 def _from(i: Index) -> tuple[Index, Index] | None:
-    """Where a run of places begins and how many they are; None for any others."""
+    """Return the start and length of a run of places; None for other indices."""
     along = [a for a in i.atoms() if isinstance(a, Axis)][:1]
     start = i - as_index(along[0]) if along else i
     if any(isinstance(a, Axis | Gather) for a in deep_atoms(start)):
@@ -190,7 +193,7 @@ def _from(i: Index) -> tuple[Index, Index] | None:
 
 
 def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
-    """Which elements of each definition are read, each set of them once."""
+    """Return the parts of each definition that are read, each part once."""
     known = {d.name for d in defs}
     found: dict[str, dict[tuple[Index, ...], Load]] = {}
     for d in defs:

@@ -98,7 +98,7 @@ class F:
 
 
 def is_number(e: Expr, value: Number) -> bool:
-    """Is it this constant?"""
+    """Return whether the expression is this constant."""
     return isinstance(e, Const) and e.value == value and not isinstance(e.value, bool)
 
 

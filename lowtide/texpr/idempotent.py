@@ -62,7 +62,8 @@ def _instead(program: Program, d: Def | None, readers: Mapping[str, list[str]]) 
 def _is_of_an_input(
     name: str, reader: Def, program: Program, readers: Mapping[str, list[str]]
 ) -> bool:
-    """Is it an input or a view of one, which nothing else reads? So it is 0 if the input is."""
+    """Return whether the value is an input, or a view of one, that nothing else reads. It is 0
+    wherever the input is."""
     if readers[name] != [reader.name]:
         return False
     view = program.defs.get(name)
@@ -85,7 +86,8 @@ def _readers(program: Program) -> dict[str, list[str]]:
 
 
 def _of_relu(d: Def) -> Load | None:
-    """Where it reads the value of which this is the `relu`."""
+    """Return the load of the value of which the definition is the `relu`; None if it is no
+    `relu`."""
     if d.op != "relu":
         return None
     e = _without_casts(d.expr)

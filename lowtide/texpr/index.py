@@ -22,7 +22,7 @@ _serial = itertools.count()
 
 
 class Atom:
-    """What a polynomial is made of. Atoms are compared by identity; `key` orders them stably."""
+    """A variable of polynomials. Atoms are compared by identity; `key` orders them stably."""
 
     __slots__ = ("__weakref__", "key")
     key: tuple[int, str, int]

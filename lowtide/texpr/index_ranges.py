@@ -159,7 +159,8 @@ def nonnegative(index: Index) -> bool:
 
 
 def _is_inside(atom: Atom, index: Index) -> bool:
-    """Does it stand within a division or remainder, too? Then the index is not linear in it."""
+    """Return whether the atom also stands within a division or remainder, so that the index is not
+    linear in it."""
     return any(atom in deep_atoms(as_index(a)) for a in index.atoms() if a is not atom)
 
 
@@ -215,7 +216,8 @@ def _known_nonnegative(atom: Atom) -> bool:
 
 
 def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
-    """Is index >= 0 in all of the atom's range? It is linear in it: least at one of its ends."""
+    """Return whether index >= 0 for all values of the atom. The index is linear in the atom, so it
+    is least at an end of the range."""
     if any(m.count(atom) > 1 for m, _ in index.terms):
         return False
     top = (atom.den if isinstance(atom, Mod) else atom.extent) - 1

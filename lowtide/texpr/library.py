@@ -134,7 +134,7 @@ def large_products(program: Program, hints: Mapping[str, int]) -> set[str]:
 
 
 def _factors(d: Def) -> tuple[Expr, Expr] | None:
-    """What a sum of products multiplies."""
+    """Return the two factors of a sum of products; None for any other definition."""
     e = d.expr
     if not isinstance(e, Reduce) or e.fn != "sum" or d.dtype.name not in DTYPES or d.adds_to:
         return None
@@ -173,7 +173,8 @@ def _roundings(expr: Expr, d: Def, half: DType) -> set[Expr | None] | None:
 
 
 def _bias(node: Expr, d: Def, half: DType) -> Expr | None:
-    """What is added to a product there, at the product's own axes."""
+    """Return the bias that the node adds to a product, over the axes of the product; None if there
+    is none."""
     if not isinstance(node, Apply) or node.fn != "add":
         return None
     load, other = node.args if _is_load(node.args[0], d.name) else node.args[::-1]
@@ -275,7 +276,8 @@ class _Work:
         return half, bias
 
     def is_bias(self, d: Def, bias: Expr, left: Expr, right: Expr) -> bool:
-        """Can the library add it? It is there before the product, which is of two matrices."""
+        """Return whether the library can add the bias. It must exist before the product, and the
+        product must be of two matrices."""
         made = all(x.source in self.made or x.source not in self.program.defs
                    for x in ex.loads(bias))  # fmt: skip
         has_batch = any(a in left.free and a in right.free for a in d.axes)
@@ -319,12 +321,13 @@ class _Work:
         return (first, second) if self.fits(d, first) and self.fits(d, second) else None
 
     def fits(self, d: Def, side: Expr) -> bool:
-        """Is an operand no value of pairs?"""
+        """Return whether an operand is no value of pairs."""
         axes = [a for a in (*d.axes, *_reduced(d)) if a in side.free]
         return side.free <= {*axes} and elements([a.extent for a in axes], self.hints) <= self.held
 
     def operand(self, d: Def, side: Expr, name: str) -> tuple[Def | None, Expr]:
-        """What must be stored for an operand, and how the product reads it."""
+        """Return the definition that stores an operand, None if it is in memory already, and the
+        expression by which the product reads it."""
         axes = [a for a in (*d.axes, *_reduced(d)) if a in side.free]
         if isinstance(side, Load) and _is_plain(side, axes):
             return None, side
@@ -362,7 +365,7 @@ def _reduced(d: Def) -> Sequence[Axis]:
 
 
 def _is_plain(load: Load, axes: Sequence[Axis]) -> bool:
-    """Does it walk through memory along plain axes?"""
+    """Return whether the load walks through memory along plain axes."""
     at = {as_index(a) for a in axes}
     walked = [i for i in load.index if i.const is None]
     return len(set(walked)) == len(walked) and at.issuperset(walked)

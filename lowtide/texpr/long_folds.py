@@ -73,7 +73,7 @@ class _Steps:
         return self._points(d.shape) <= FEW_POINTS and terms >= LEAST_TERMS
 
     def _reads_large(self, e: Reduce) -> bool:
-        """Does it read a reduction that had better not be stored?"""
+        """Return whether the sum reads a reduction that is too large to be stored."""
         made = (self.defs.get(load.source) for load in ex.loads(e.body))
         return any(
             isinstance(m.expr, Reduce) and self._points(m.shape) > self.room for m in made if m
@@ -133,7 +133,7 @@ class _Steps:
         self.defs[d.name] = dataclasses.replace(d, expr=ex.apply("add", (start, at), e.dtype))
 
     def _terms(self, d: Def, long: Axis) -> int | None:
-        """How many terms a part has, a power of two; None where it is not worth it."""
+        """Return the number of terms of a part, a power of two; None where a split does not pay."""
         points, extent = self._points(d.shape), likely(long.extent, self.hints)
         tasks = max(-(-points // POINTS_OF_TASK), 1)
         parts = min(TASKS // tasks, MOST_PARTS_BYTES // (4 * points))

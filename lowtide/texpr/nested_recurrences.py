@@ -40,7 +40,7 @@ class Cycle:
 
     @property
     def inits(self) -> list[tuple[str, str]]:
-        """What its loops begin with, beside what is delayed."""
+        """Return, for each loop, the name of its initial value and of the value that it carries."""
         every = [*self.delays, *(y for y, _ in self.inner)]
         return [(y.init, y.source) for y in every]
 
@@ -123,7 +123,8 @@ def nested(program: Program) -> tuple[Program, list[Cycle]]:
 
 
 def steps_of(program: Program) -> dict[str, int | None]:
-    """What loops compute; how many of its dims are their steps, None where loops are within."""
+    """Return the values that loops compute. For each: how many of its dims are steps, None for a
+    nest of loops."""
     found: dict[str, int | None] = {}
     for c in cycles(program):
         is_nest = any(_outside(program, c).values()) if c.members else False
@@ -213,7 +214,7 @@ def _shared(c: Cycle, inside: Collection[str]) -> Iterator[tuple[str, str, int]]
 def _is_whole(
     c: Cycle, inside: Collection[str], at: Mapping[str, int], reads: Iterable[tuple[Def, Load]]
 ) -> bool:
-    """Does each step read members at the same step only?"""
+    """Return whether each step reads members at the same step only."""
     return all(at[one] - shift == at[other] for one, other, shift in _shared(c, inside)) and all(
         the_axis(x.index[at[x.source]]) is d.axes[at[d.name]] for d, x in reads
     )

@@ -75,7 +75,7 @@ def _live(
     roots: Mapping[str, None],
     rewrite: Callable[[Expr], Expr] | None = None,
 ) -> list[Def]:
-    """What is needed for the roots, once rewritten."""
+    """Return the definitions that the roots need, rewritten."""
     needed = set(roots)
     kept: list[Def] = []
     for d in reversed(list(defs.values())):
@@ -135,7 +135,7 @@ def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str
 
 
 def _formula(d: Def, names: Mapping[str, str]) -> Hashable:
-    """What two definitions have in common that are equal."""
+    """Return a key that is equal for definitions which compute the same value."""
     e = d.expr
     fn, body, reduced = (e.fn, e.body, e.axes) if isinstance(e, Reduce) else ("", e, ())
     axes = (*d.axes, *reduced)
@@ -214,7 +214,7 @@ def _divides(e: Expr) -> bool:
 
 
 def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
-    """Is there one definition that reads it, or a view of it?"""
+    """Return whether one definition reads the value, or a view of it."""
     while len(found := users.get(name, ())) == 1:
         if not isinstance(found[0].expr, Load):
             return True
@@ -223,7 +223,7 @@ def _is_read_once(name: str, users: Mapping[str, list[Def]]) -> bool:
 
 
 def _is_summed_up(name: str, users: Mapping[str, list[Def]]) -> bool:
-    """Is it read once, by a sum over those of its elements for which a condition holds?"""
+    """Return whether the value is read once, by a sum of its elements under a condition."""
     while len(found := users.get(name, ())) == 1:
         (d,) = found
         if isinstance(d.expr, Reduce):
@@ -306,7 +306,7 @@ def _few_elements(
     room: int,
     added_to: Set[str],
 ) -> list[Def]:
-    """What is read at other than plain axes, written in; then see `few_elements`."""
+    """Inline values that are loaded at other than plain axes; then see `few_elements`."""
     defs = _live({d.name: d for d in defs}, roots)
     kept = kept | added_to
     free = {d.name: d for d in defs if d.name not in kept}

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def permuted(items: Sequence[T], order: Order) -> tuple[T, ...]:
-    """What belongs to each dim, as the dims lie in memory."""
+    """Return the items, one per dim, in the order in which the dims lie in memory."""
     return tuple(items[d] for d in order)
 
 

@@ -87,7 +87,8 @@ def _cross_entropy(e: Expr, g: F) -> Parts | None:
 
 
 def _mean_of_numbers(e: Expr, g: F) -> Parts | None:
-    """What is not NaN gets the cotangent, the rest 0 times it: NaN where there is nothing else."""
+    """Return `nanmean`'s cotangents of its numbers: g for an element that is not NaN, else 0 *
+    g."""
     if not isinstance(e, Select) or not is_number(e.yes, 0):
         return None
     return ((e.no, g * F(e.cond).where(g.like(0), 1)),)

@@ -131,7 +131,8 @@ class Line:
         return op, Loc(found[2], int(found[3])) if found[3] else UNKNOWN_LOC
 
     def closes_before(self, mark: str) -> bool:
-        """Does this mark, or a dtype and this mark, follow the bracket that opens here?"""
+        """Return whether this mark, or a dtype and this mark, follows the bracket that opens
+        here."""
         depth = 0
         for k in range(self.position, len(self.text)):
             depth += {"[": 1, "]": -1}.get(self.text[k], 0)
@@ -293,7 +294,8 @@ class IndexReader:
         self.axes: dict[str, Axis] = {}
 
     def data(self, line: Line) -> Index:
-        """What stands between the brackets of an index that is data."""
+        """Parse the text of an index that is data. Raises, because such an index must be known
+        here."""
         raise line.fail("an index that is known before the run")
 
     def indices(self, line: Line, close: str) -> tuple[Index, ...]:

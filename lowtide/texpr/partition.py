@@ -103,7 +103,7 @@ def partition(program: Program, hints: Mapping[str, int], level: int = 0) -> Par
 
 
 def _loads(program: Program) -> dict[str, set[str]]:
-    """What each definition reads."""
+    """Return the names of the tensors that each definition reads."""
     return {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
 
 
@@ -278,7 +278,7 @@ class _Partition:
         return Part(program=Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks]))
 
     def _is_done_again(self, d: Def) -> bool:
-        """By each part that reads it?"""
+        """Return whether each part that reads the definition recomputes it."""
         if d.name in self.cycle_of:
             return d.name in self.after
         if d.name in self.added_to:
@@ -288,7 +288,8 @@ class _Partition:
         return self._has_large_rows(d)
 
     def _has_large_rows(self, d: Def) -> bool:
-        """Is each row of it values of pairs, which a step makes for itself?"""
+        """Return whether each row of the definition is a value of pairs, which a step computes by
+        itself."""
         return bool(d.axes) and self.pairs.is_short(d.name) and self.pairs.are(d.shape[1:])
 
     def _need(self, inputs: dict[str, Input], name: str) -> None:
@@ -312,7 +313,7 @@ class _Partition:
             self.whole.add(name)
 
     def _after_loop(self, d: Def) -> Def:
-        """What all steps of a loop made, of what they carried and kept."""
+        """Rewrite a definition after the loop to read what all steps stored."""
 
         def visit(node: Expr) -> Expr | None:
             y = self.program.delays.get(node.source) if isinstance(node, Load) else None
@@ -408,7 +409,8 @@ class _Partition:
         return found
 
     def _is_made_by_step(self, node: Load, index: Index) -> bool:
-        """Is it a row of values of pairs, the one of this step?"""
+        """Return whether the load reads the row of this step of a value whose rows are values of
+        pairs."""
         d = self.defs.get(node.source)
         if d is None or node.source in self.cycle_of or not self._has_large_rows(d):
             return False
@@ -416,8 +418,8 @@ class _Partition:
         return node.index[0] is index and not any(a in index.atoms() for a in rest)
 
     def _join(self, c: Cycle, names: Container[str]) -> None:
-        """What only the steps of a loop read, each of its own, is computed in them: perhaps few of
-        them are run."""
+        """Move definitions into a loop if only its steps read them, each its own row. The loop may
+        run few of its steps."""
         for name, d in reversed(self.defs.items()):
             users = self.users.get(name, set())
             if name not in names or name in self.cycle_of or name in self.roots:
@@ -445,7 +447,8 @@ class _Partition:
             yield y.name, (replace(y, init=made.name), made)
 
     def _of_a_step(self, d: Def, at: dict[Axis, Index], c: Cycle, index: Index) -> Def:
-        """What a step computes of it; `at`: which step that is, if it is another in each."""
+        """Return the definition of one step. `at`: the index of the step for each axis that is
+        one."""
         own = {*c.members, *(y.name for y in c.delays), *(y.name for y, _ in c.inner)}
 
         def visit(node: Expr) -> Expr | None:
@@ -488,7 +491,7 @@ class _Partition:
 
 
 def _reads_own(user: Def, d: Def) -> bool:
-    """Does each step read what is of the same step?"""
+    """Return whether each step of the user reads the row of the same step."""
     reads = [x.index[0] for x in ex.loads(user.expr) if x.source == d.name and x.index]
     return bool(reads) and all(i is as_index(user.axes[0]) for i in reads)
 

@@ -115,7 +115,7 @@ def _delay(y: Delay) -> str:
 
 
 def _place(op: str, loc: Loc) -> str:
-    """What made it, and where that stands."""
+    """Return the comment with the op and the source line of a value."""
     if not op and not loc.line:
         return ""
     return f"    # {op or '-'} {loc}" if loc.line else f"    # {op}"
@@ -214,7 +214,7 @@ class _Printer:
         return " ".join(parts)
 
     def atom(self, a: Atom) -> tuple[int, str]:
-        """What sorts it, and its text."""
+        """Return the sort key of an atom, and its text."""
         match a:
             case Axis():
                 text = self.name(a)
@@ -237,7 +237,8 @@ class _Printer:
 
 
 def _term_key(term: tuple[list[tuple[int, str]], int]) -> tuple[bool, bool, int, object]:
-    """What is subtracted comes later, and a number last: `i*n + j - k + 1`."""
+    """Return the sort key of a term: subtracted terms come later, numbers last: `i*n + j - k +
+    1`."""
     names, factor = term
     return not names, factor < 0, -len(names), names
 

@@ -53,9 +53,9 @@ Contributions = dict[Load, Expr]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """What a definition gives to its loads. `aux` are values of the forward program that the
-    cotangents read beside the definition's own: the index of an extreme, a count of zeros; `late`
-    names those of them that are computed when the backward pass begins."""
+    """The contributions of a definition to what it loads. `aux`: values of the forward program that
+    the cotangents also read: the index of an extreme, a count of zeros. `late`: the names of those
+    `aux` that are computed when the backward pass begins."""
 
     loads: Contributions
     scope: tuple[Axis, ...]
@@ -64,7 +64,7 @@ class Pulled:
 
 
 def is_constant(d: Def) -> bool:
-    """Has the value no cotangent, whatever it is made of?"""
+    """Return whether the value has no cotangent, whatever its operands are."""
     if not d.dtype.is_float or d.op in DETACHED:
         return True
     return isinstance(d.expr, Reduce) and d.expr.fn in ("max", "min") and d.op in STABILISED
@@ -201,7 +201,8 @@ class _Puller:
         return load.dtype.is_float and self.active(load) and not self._is_mean(load)
 
     def _is_mean(self, load: Load) -> bool:
-        """A mean of the same op, within a sum of squared deviations?"""
+        """Return whether the load reads a mean, within a sum of squared deviations of the same
+        op."""
         inside = isinstance(self.d.expr, Reduce) and self.d.op in CENTRED
         return inside and len(load.index) > 0 and _constant_along(load, self.d.expr)
 
@@ -248,7 +249,7 @@ class _Puller:
         return self.pull(at_indices(e.body, {axis: here}), g)
 
     def _hit(self, body: Expr) -> F:
-        """Is an element the extreme? NaN is, wherever there is one."""
+        """Return whether an element is the extreme, as a formula. NaN is, wherever there is one."""
         value, own = F(body), self._own()
         return value.equals(own) | value.test("isnan")
 

@@ -28,7 +28,7 @@ STEP_OPS: Final = 512  # of a value of which all steps would be stored, and whic
 
 
 def is_cheap(d: Def) -> bool:
-    """Is it pointwise, or a sum of a few terms?"""
+    """Return whether the definition is pointwise, or a sum of a few terms."""
     for node in ex.walk(d.expr):
         if isinstance(node, Reduce):
             terms = product(a.extent for a in node.axes).const
@@ -38,8 +38,8 @@ def is_cheap(d: Def) -> bool:
 
 
 class Pairs:
-    """What of a Program takes more than all its inputs and outputs together, and what it takes to
-    compute that again. `looped`: names of what lies in loops."""
+    """Finds the values of a Program that are larger than all its inputs and outputs together, and
+    the cost of recomputing them. `looped`: names of values in loops."""
 
     def __init__(self, program: Program, looped: Set[str], hints: Mapping[str, int]) -> None:
         self.hints = hints
@@ -62,11 +62,11 @@ class Pairs:
         )
 
     def are(self, shape: Sequence[Index]) -> bool:
-        """Are values of this shape so large?"""
+        """Return whether values of this shape are so large."""
         return self._elements(shape) > self.room
 
     def is_short(self, name: str) -> bool:
-        """May it be computed twice, rather than be stored for all steps?"""
+        """Return whether the value may be computed twice, rather than be stored for all steps."""
         return self.operations.get(name, math.inf) <= STEP_OPS
 
     def _elements(self, shape: Sequence[Index]) -> int:

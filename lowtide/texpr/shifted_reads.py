@@ -63,8 +63,8 @@ class OffAxes:
 
 
 def is_costly_at(reads: Iterable[Load], d: Def, hints: Mapping[str, int]) -> bool:
-    """Is a pointwise value computed several times for each element, if it is written in where it is
-    read, and costs more than to store it?"""
+    """Return whether inlining a pointwise value would compute each element several times, at a
+    higher cost than storing it."""
     return _costs_much(_operations(d.expr), 0, reads, d, hints)
 
 
@@ -142,7 +142,7 @@ def _axes_in(i: Index) -> bool:
 
 
 def is_whole(node: Load, d: Def) -> bool:
-    """Is it read at plain axes, from one end to the other?"""
+    """Return whether the load reads at plain axes, each from one end to the other."""
     if not ex.aligned(node):
         return False
     read = (the_axis(i) for i in node.index)

@@ -24,12 +24,12 @@ def evaluate(index: Index, values: Mapping[str, int]) -> int:
 
 
 def points(axes: Sequence[Axis], hints: Mapping[str, int]) -> int:
-    """How many points these axes have at the sizes of the first call."""
+    """Return the number of points of these axes at the sizes of the first call."""
     return elements([a.extent for a in axes], hints)
 
 
 def elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
-    """How many elements a value of this shape has at the sizes of the first call."""
+    """Return the number of elements of a value of this shape at the sizes of the first call."""
     return math.prod(likely(size, hints) for size in shape)
 
 

@@ -79,7 +79,7 @@ def _is_weight(e: Expr, defs: Defs) -> bool:
 
 
 def has_weights(over: Sequence[Expr], axes: Collection[Axis], defs: Defs) -> bool:
-    """Is one of these factors a weight along one of the axes?"""
+    """Return whether one of these factors is a weight along one of the axes."""
     return any(_weight(e, axes, defs) is not None for e in over)
 
 
@@ -99,7 +99,7 @@ def _factors(body: Expr, axes: Collection[Axis]) -> tuple[list[Expr], list[Expr]
 
 
 def _adds_up(total: Expr, e: Expr, axes: Collection[Axis], defs: Defs) -> bool:
-    """Is `total` the sum of the weights e over one of the axes?"""
+    """Return whether `total` is the sum of the weights `e` over one of the axes."""
     axis = _weight(e, axes, defs)
     made = _made(total, defs, "sum")
     if axis is None or made is None or len(made.axes) != 1:
@@ -148,14 +148,14 @@ def _is_zero_if_infinite(e: Select) -> bool:
 
 
 def _along(made: Reduce, axis: Axis) -> Expr:
-    """What is reduced, at another axis."""
+    """Return the body of a reduction, at another axis."""
     places: dict[Axis, Index] = {made.axes[0]: as_index(axis)}
     return at_indices(made.body, places)
 
 
 def _written_out(e: Expr, defs: Defs) -> Expr:
-    """What is read of pointwise values replaced by what those are, down to where they are read from
-    memory or reduced: two forms of one value become the same."""
+    """Inline all pointwise values that are read, down to loads from memory and reductions. Two
+    forms of one value become the same."""
 
     def visit(node: Expr) -> Expr | None:
         d = defs.get(node.source) if isinstance(node, Load) else None

@@ -91,7 +91,7 @@ class _Splitter:
     # -- along an axis of the value itself --
 
     def _cuts(self, d: Def, axis: Axis) -> tuple[int, ...]:
-        """Where the formula changes along an axis, () if it does not."""
+        """Return the places at which the formula changes along an axis, () if it does not."""
         found = {s.cuts for load, s in self._read(d) if the_axis(load.index[s.dim]) is axis}
         if not found and not isinstance(d.expr, Reduce):
             size = axis.extent.const

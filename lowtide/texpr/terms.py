@@ -63,7 +63,7 @@ def _apart(d: Def, program: Program, hints: Mapping[str, int]) -> Iterator[Def]:
 
 
 def _terms(e: Expr) -> Iterator[Expr]:
-    """What is added up; of a difference, the negative."""
+    """Yield the terms of a sum; of a difference, the negative."""
     if isinstance(e, Apply) and e.fn in ("add", "sub"):
         left, right = e.args
         yield from _terms(left)
@@ -82,7 +82,7 @@ def _negative(e: Expr) -> Expr:
 
 
 def _is_product(e: Expr, large: Sequence[Axis], over: Sequence[Axis]) -> bool:
-    """Do its factors fall into those of the rows and those of the columns?"""
+    """Return whether each factor belongs to the rows or to the columns."""
     parts = [f for f in factors(e) if f.free]
     kept = [a for a in large if a not in over]
     summed = [a for a in large if a in over]

@@ -44,7 +44,8 @@ def may_share(
 def _is_left_to_few(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
 ) -> bool:
-    """Would few programs have to write what many could, once the sums that it reads are known?"""
+    """Return whether few programs would have to write, once the sums are known, what many could
+    write."""
     if points(apart, hints) >= FEW_PROGRAMS or points(own_axes(d), hints) < MUCH:
         return False
     return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
@@ -53,7 +54,7 @@ def _is_left_to_few(
 def _holds_too_much(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
 ) -> bool:
-    """Would a program have to hold more of it than what is saved by that is worth?"""
+    """Return whether a program would have to hold more of the value than the merge is worth."""
     swept = {a for n in _readers(d.name, defs) for a in reduced_axes(defs[n])}
     held = points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
     if held == 1:
@@ -67,8 +68,8 @@ def _holds_too_much(
 def _waits_for_long_sums(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], stored: int
 ) -> bool:
-    """Does it sweep over values of which each is long work, or all are for few programs, and which
-    together are small?"""
+    """Return whether the definition sweeps over small values that take long to compute: long sums,
+    or much work that few programs share."""
     are_few = points(apart, hints) < FEW_PROGRAMS
     return any(
         not set(own_axes(u)).isdisjoint(reduced_axes(d))
@@ -82,7 +83,7 @@ def _waits_for_long_sums(
 
 
 def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
-    """What it reads, also through others, among these."""
+    """Yield the reductions among these definitions that `d` reads, directly or through others."""
     todo, seen = [d.name], {d.name}
     while todo:
         for name in sources(defs[todo.pop()]) & (defs.keys() - seen):
@@ -93,9 +94,9 @@ def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
 
 
 def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
-    """May independent programs run these definitions, tile by tile of what is apart?
-
-    Then no sum keeps what another member sweeps over, unless that one reads it."""
+    """Return whether independent programs may run these definitions, tile by tile of the apart
+    axes. Then no sum keeps an axis that another member sweeps over, unless that member reads the
+    sum."""
     apart = apart_axes(defs, common)
     if len(defs) > 1 and not apart:
         return all(not own_axes(d) for d in defs.values())

@@ -235,7 +235,7 @@ class Arrangement:
         return tuple(Tiled(a, last if k == len(chosen) - 1 else 1) for k, a in enumerate(chosen))
 
     def _is_column(self, a: Axis) -> bool:
-        """Is the axis short, and most of the work the same for all its points?"""
+        """Return whether the axis is short, and most of the work is the same for all its points."""
         if (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT:
             return False
         for d in self.reductions.values():
@@ -299,7 +299,7 @@ class Arrangement:
     # -- items --
 
     def _items(self) -> list[Item]:
-        """What outlives a tile: reductions whose kept axes are not swept, and stores."""
+        """Return the items that outlive a tile: stores, reductions whose kept axes stay."""
         items: list[Item] = []
         self.local: dict[str, Item] = {}
         for d in self.defs.values():
@@ -323,7 +323,7 @@ class Arrangement:
         return items
 
     def _side_by_side(self, a: Item, b: Item) -> bool:
-        """May both stand in one nest? A value of a tile and its readers never do."""
+        """Return whether both may share a nest. A value of a tile and its readers may not."""
         alike = a.kind == b.kind and (a.name in self.local) == (b.name in self.local)
         return alike and same_points(a, b)
 
@@ -424,7 +424,7 @@ class Arrangement:
                 rows *= tiles[a]
 
     def _is_swept_again(self, d: Def) -> bool:
-        """Does a reader of it need what another one sums up over one of its axes?"""
+        """Return whether a reader waits for a sum of another reader over one of d's axes."""
         swept = set(own_axes(d)) - self.grid_axes()
         readers = [u for u in self.defs.values() if d.name in sources(u)]
         first = {u.name for u in readers if swept & set(reduced_axes(u))}
@@ -457,7 +457,7 @@ class Arrangement:
                 )
 
     def _bound_accumulators(self) -> None:
-        """What a task sums up at once stays small: short tiles, then few rows of the grid."""
+        """Bound the sums that a task holds: first by short tiles, then by few rows."""
         for item in self.all_items():
             if item.kind != "reduce" or self.per_thread(item.d):
                 continue
@@ -476,10 +476,10 @@ class Arrangement:
                 self.grid = (*self.grid[:-1], Tiled(main, rows))
 
     def _sum_tiles(self, item: Item) -> Iterator[tuple[Axis, int]]:
-        """How far a float sum goes before its part is added.
+        """Yield the axes along which a float sum is cut into parts, with the terms of a part.
 
-        Alone in its nest it has a register for each loop. Beside others, which keep other axes, it
-        may be updated in memory: then so many terms over all its axes, short ones, too."""
+        Alone in its nest, the sum has a register for each loop. Next to sums over other axes it
+        may be updated in memory; the limit then holds for all its axes, short ones, too."""
         terms, lanes = long_terms(item), item.vector
         if lanes in item.over and lanes and rounds(item) and is_long(lanes, 8 * SUM_TILE):
             yield lanes, SUM_TILE
@@ -527,7 +527,7 @@ class Arrangement:
     # -- values held by a task --
 
     def _held(self) -> frozenset[Expr]:
-        """What nests at different places compute alike, where a task has room for all of it."""
+        """Return expressions of several nests that a task stores, as far as it has room."""
         items = [i for i in self.all_items() if i.name not in self.rescaled]
         readers = [Reader(self._nest_of(i), i.body) for i in items]
         found = common_subtiles(readers, self._row_points, self._level_of)
@@ -542,7 +542,7 @@ class Arrangement:
         return [x for x in ex.walk(e) if x in self.held]
 
     def _share_sweeps(self, a: Item, b: Item) -> bool:
-        """Does a tile of both hold the same values, as complete as they will be?"""
+        """Return whether a tile of both holds the same values, each complete to the same extent."""
         if not self.rescaled.keys().isdisjoint((a.name, b.name)):
             return False
         return a.chain == b.chain and self.levels[a.name] == self.levels[b.name]

@@ -71,7 +71,7 @@ def common_axes(defs: Mapping[str, Def], read: Set[str]) -> list[Axis]:
 
 
 def without_races(axes: list[Axis], defs: Mapping[str, Def]) -> list[Axis]:
-    """Those along which no two tasks add to the same element, at places that are data."""
+    """Return the axes along which no two tasks add to the same element at places that are data."""
     owned: dict[str, set[tuple[Axis, int]]] = {}
     for d in defs.values():
         if isinstance(d.expr, AddAt):
@@ -102,15 +102,15 @@ def is_contraction(d: Def) -> bool:
 
 
 def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool:
-    """Do two points of the axis read nothing in common, with work enough in each?"""
+    """Return whether two points of the axis read nothing in common, and each has enough work."""
     loads = [x for d in defs.values() for x in ex.loads(d.expr) if x.free]
     work = largest_nest(defs, hints)
     return work >= SMALL_POINTS * likely(a.extent, hints) and all(a in x.free for x in loads)
 
 
 def shares_columns(axes: Sequence[Axis], defs: Mapping[str, Def]) -> bool:
-    """Has the last axis few rows, and do the products of all points of the one before have a factor
-    in common? Then a task takes the rows of several points."""
+    """Return whether the last axis has few points, and all products share a factor over the axis
+    before. Then a task takes the rows of several points."""
     products = [d for d in defs.values() if is_contraction(d)]
     if len(axes) < 2 or (axes[-1].extent.const or SHORT + 1) > SHORT or not products:
         return False

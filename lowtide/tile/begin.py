@@ -66,7 +66,8 @@ def _reads(nest: Nest, buffer: Buffer, kernel: Kernel) -> bool:
 
 
 def _keeps_in_registers(nest: Nest, w: Accumulate) -> bool:
-    """Are all points of a result summed up in the loops inside, and written once, as vectors?"""
+    """Return whether each result is summed up by inner loops in registers, and written once, as
+    vectors."""
     if nest.vector is None or nest.vector in w.over:
         return False
     walks = any(a in w.over for a in nest.order if a not in nest.full)

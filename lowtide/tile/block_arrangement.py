@@ -130,7 +130,8 @@ class BlockArrangement(Arrangement):
         return choice.found.time_ns + (LAUNCH_NS if launches else 0)
 
     def _is_own(self) -> bool:
-        """Of a step: does a program read what it has written itself, as far as one can tell?"""
+        """Return whether each program of a step reads only what it has written itself. False if
+        unsure."""
         grid = [as_index(a) for a in self.apart]
         loads = (x for i in self.all_items() for x in ex.loads(i.body))
         return all(a in x.index for x in loads for a in grid if x.source not in self.ctx.inner)
@@ -180,7 +181,7 @@ class BlockArrangement(Arrangement):
         return widest.extent - (most + 1)
 
     def time_ns(self, sizes: Mapping[str, int]) -> float:
-        """What is predicted for these blocks at other sizes."""
+        """Return the predicted time of these blocks at other sizes."""
         other = copy.copy(self)
         other.hints = {**self.hints, **sizes}
         other.ctx = replace(self.ctx, hints=other.hints)
@@ -188,12 +189,12 @@ class BlockArrangement(Arrangement):
         return predict(shape, self.target.blocks.gpu, self.warps, self.stages).time_ns
 
     def _holds(self, whole: Blocks) -> bool:
-        """Can the GPU run it, if so many points of these axes are held?"""
+        """Return whether the GPU can run the kernel if so many points of these axes are held."""
         shape = self.shape(self.blocks, whole)
         return predict(shape, self.target.blocks.gpu, self.warps, self.stages).resident > 0
 
     def shape(self, blocks: Blocks, whole: Blocks) -> Shape:
-        """What a program has to do with these blocks."""
+        """Return the work of a program with these blocks."""
         points = {a: blocks.get(a, 1) for a in self.apart} | {**blocks, **whole}
         outside = {*self.apart, *whole}
         swept = {a: -(-self.extent(a) // n) for a, n in blocks.items() if a not in outside}
@@ -259,10 +260,12 @@ class BlockArrangement(Arrangement):
         return wanted
 
     def _by_need(self, item: Item, lanes: Axis | None, is_pair: bool) -> list[Axis]:
-        """Which axes get a block first: that along which memory lies, then kept ones from behind.
+        """Return the axes in the order in which they get blocks.
 
-        Of a value of pairs one more axis is read many times; it comes next. What is summed over
-        beside such a value goes point by point."""
+        The axis along memory comes first, then kept axes from the last on. A value of pairs is read
+        many times along one more axis, which comes next. Other summed axes of such a value go point
+        by point.
+        """
         order = [a for a in item.loops if a is lanes]
         order += [a for a in reversed(item.kept) if a is not lanes]
         if not is_pair or all(a in item.kept for a in order):
@@ -271,7 +274,8 @@ class BlockArrangement(Arrangement):
         return order if not is_pair else sorted(order, key=lambda a: a in item.over)
 
     def _is_pair(self, item: Item) -> bool:
-        """Does it read two values that each lack one of its long axes, and none that has all?"""
+        """Return whether the item reads two values that each lack one of its long axes, and none
+        that has all."""
         large = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
         if any(large <= load.free for load in ex.loads(item.body)):
             return False

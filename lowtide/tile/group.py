@@ -55,7 +55,7 @@ class Group:
 
     @functools.cached_property
     def sources(self) -> frozenset[str]:
-        """What it reads of others."""
+        """Return the names that the group reads and does not define."""
         return frozenset(s for d in self.defs.values() for s in sources(d) if s not in self.defs)
 
     @functools.cached_property
@@ -71,7 +71,8 @@ class Group:
         return found
 
     def all_sources(self) -> set[str]:
-        """What must lie in memory for it: what it reads, and what its epilogue reads."""
+        """Return the names that must lie in memory before the group runs, those of its epilogue
+        included."""
         return {*self.sources, *(s for d in self.epilogue.values() for s in sources(d))}
 
 
@@ -242,7 +243,7 @@ def _shared(program: Program, roots: set[str], limits: Limits, hints: Mapping[st
 
 
 def _is_dear(d: Def, shared: Shared, hints: Mapping[str, int]) -> bool:
-    """Is it better read than computed again where it is used?"""
+    """Return whether reading the value is cheaper than recomputing it where it is used."""
     expr = _inlined(d, shared).expr
     large = {load for load in ex.loads(expr) if points(load.free, hints) == points(d.axes, hints)}
     return len(large) > MOST_READ or cost(expr) > INLINE_COST
@@ -268,7 +269,7 @@ def _reached(d: Def, shared: Shared) -> tuple[Load, ...]:
 
 
 def _meets(a: Group, b: Group, shared: Shared) -> bool:
-    """Does one use the other, or do both read the same values?"""
+    """Return whether one group reads the other, or both read the same values."""
     read_a = _needs(a, shared) | a.sources
     read_b = _needs(b, shared) | b.sources
     return bool(read_b & a.defs.keys() or read_a & b.defs.keys() or read_a & read_b)
@@ -283,7 +284,8 @@ def _needs(g: Group, shared: Shared) -> frozenset[str]:
 
 
 def _between(a: Group, b: Group, groups: list[Group], shared: Shared) -> bool:
-    """Is there a third group that needs `a` and is needed by `b`? Merging would close a cycle."""
+    """Return whether a third group needs `a` and is needed by `b`. A merge would then close a
+    cycle."""
     reach = set(a.defs)
     left = [g for g in groups if g is not a and g is not b]
     while grown := [g for g in left if not reach.isdisjoint(_needs(g, shared))]:
@@ -358,10 +360,12 @@ def _outlines(defs: Mapping[str, Def], renaming: Mapping[Axis, Axis]) -> dict[st
 
 
 def _reduces_inside(defs: Mapping[str, Def]) -> bool:
-    """Would a value have to be reduced anew within a sweep over the very axis that it reduces?
+    """Return whether a value would be reduced within a sweep over the very axis that it reduces.
 
-    out[i, c] = sum[j](exp(s[i, j]) * k[j, c]) beside s[i, j] = sum[c](q[i, c] * k[j, c]): at one
-    tile of c, all of c is needed for s, which is too large to be kept; these c are not one axis."""
+    `out[i, c] = sum[j](exp(s[i, j]) * k[j, c])` with `s[i, j] = sum[c](q[i, c] * k[j, c])`: one
+    tile of c needs s, and s needs all of c. s is too large to be stored, so these c are not one
+    axis.
+    """
     for d in defs.values():
         own = set(own_axes(d))
         todo, seen = [d.name], {d.name}
@@ -389,8 +393,8 @@ def _loads_at_own_axes(defs: Mapping[str, Def]) -> bool:
 def _alignment(
     first: Group, second: Group, shared: Shared, by_sources: bool
 ) -> dict[Axis, Axis] | None:
-    """Which axis of `second` is which of `first`; None where a use does not line up. `by_sources`:
-    axes are also the same where both read one value along them."""
+    """Return the axis of `second` for each axis of `first`; None if the uses do not line up.
+    `by_sources`: axes are also the same where both groups read one value along them."""
     renaming: dict[Axis, Axis] = {}
 
     def link(mine: Axis, theirs: Axis) -> bool:

@@ -88,8 +88,9 @@ Write = Store | Stage | Accumulate
 class Nest:
     """Loops over `axes` within the current tiles. `reads`: expressions found in a buffer.
 
-    The schedule names the axis along the vector lanes with the vectors per block, the axis of which
-    several points are held in registers, and the order of the loops, outermost first."""
+    The schedule sets the other fields: the axis along the vector lanes, the vectors per block, the
+    axis of which registers hold several points, and the order of the loops, outermost first.
+    """
 
     axes: tuple[Axis, ...]
     writes: list[Write]
@@ -183,7 +184,8 @@ class Kernel:
         yield from ((s.axis, s.tile) for s in sweeps(self.body))
 
     def has_whole(self, a: Axis) -> bool:
-        """Does every tile hold all points of an axis? Only such an axis can be unrolled in full."""
+        """Return whether every tile holds all points of an axis. Only such an axis can be fully
+        unrolled."""
         return all(
             tile is None or (a.extent.const is not None and a.extent.const <= tile)
             for axis, tile in self.tiles()

@@ -98,7 +98,8 @@ def node_cost(node: Expr) -> int:
 
 
 def counts(fn: str, body: Expr) -> bool:
-    """Is it a sum of truth values? Kernels count them in 32 bits within a tile."""
+    """Return whether the reduction is a sum of bools. Kernels count them in 32 bits within a
+    tile."""
     is_truth = isinstance(body, Cast) and body.arg.dtype is boolean
     return fn == "sum" and is_truth and body.dtype.name == "i64"
 
@@ -187,9 +188,9 @@ def held_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """What the choices below look at. `strides` of everything that lies in memory; `fixed`: grid
-    axes of tile 1, which are constants within a task; `shared`: the grid axis of which a task has
-    some points; `inner`: values held in buffers."""
+    """The facts by which the functions below choose. `strides`: of everything in memory. `fixed`:
+    grid axes of tile 1, constants within a task. `shared`: the grid axis of which a task has some
+    points. `inner`: values in buffers."""
 
     strides: Mapping[str, tuple[Index, ...]]
     inner: Mapping[str, Def]
@@ -235,7 +236,8 @@ def _lane_cost(item: Item, a: Axis, ctx: Context) -> float:
 
 
 def _lies_in_lanes(body: Expr, a: Axis) -> bool:
-    """Of what adds at places that are data: do the data name the same place for all lanes?"""
+    """Return whether an op that adds at places which are data adds at the same place in all
+    lanes."""
     if not isinstance(body, AddAt):
         return True
     gathers = (g for i in body.place.index for g in deep_atoms(i) if isinstance(g, Gather))
@@ -318,7 +320,8 @@ def short_row(d: Def) -> Axis | None:
 
 
 def _goes_far(e: Expr, over: tuple[Axis, ...]) -> bool:
-    """Is it read in windows along a line? (Weights may be, over the few phases of a stride.)"""
+    """Return whether the value is read in windows along a line. (Weights may be, over the few
+    phases of a stride.)"""
     short = [a for a in e.free if (a.extent.const or FULL_EXTENT + 1) <= FULL_EXTENT]
     return is_windowed(e, over) and is_windowed(
         Rewriter(atoms={a: as_index(0) for a in short if a not in over})(e), over
@@ -356,7 +359,8 @@ def long_terms(item: Item) -> list[Axis]:
 
 
 def short_terms(item: Item, *but: Axis | None) -> int:
-    """How many terms a sum has over its axes of short fixed extent, without some of them."""
+    """Return the number of terms of a sum over its short axes of fixed extent, without those in
+    `but`."""
     short = (a.extent.const or 1 for a in item.over if not is_long(a, SUM_TILE) and a not in but)
     return math.prod(short)
 
@@ -370,7 +374,8 @@ def same_points(a: Item, b: Item) -> bool:
 
 
 def updated_in_memory(item: Item, items: Iterable[Item]) -> bool:
-    """May a float sum be updated in memory at each term, beside sums that keep other axes?"""
+    """Return whether a float sum may be updated in memory at each term, next to sums of other
+    axes."""
     beside = (i for i in items if i.kind == "reduce" and same_points(i, item))
     return rounds(item) and any(set(i.over) != set(item.over) for i in beside)
 
@@ -403,7 +408,8 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
 
 
 def _parts(e: Expr, item: Item, ctx: Context) -> list[Expr]:
-    """What is staged to compute a staged value: its nest runs over points as an item's does."""
+    """Return the values to stage for a staged value, whose nest runs over points as an item's
+    does."""
     axes = tuple(a for a in item.loops if a in ctx.live(e))
     if isinstance(e, Load) or len(axes) < 2:
         return []
@@ -442,9 +448,9 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
 
 
 def _fits(e: Expr, axes: frozenset[Axis], over: frozenset[Axis]) -> bool:
-    """Is one tile of these axes small enough for a buffer? `over`: what a register tile sums over
-    goes a few steps at a time. Of what is costly to compute again, tiles of more than two axes
-    are cut until they are."""
+    """Return whether one tile of these axes fits in a buffer. `over`: the axes that a register tile
+    sums over, a few steps at a time. A costly value may have tiles of more than two axes, which are
+    cut until they fit."""
     summed = math.prod(_tile_points(a) for a in axes & over)
     points = sorted((*(_tile_points(a) for a in axes - over), min(summed, REDUCED_POINTS)))
     return math.prod(points[-2:] if cost(e) >= COSTLY else points) <= STAGED_POINTS

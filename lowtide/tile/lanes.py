@@ -44,7 +44,7 @@ def _sums_short(e: Expr) -> bool:
 
 
 def _sums_long(e: Expr) -> bool:
-    """Does it take 64-bit integers together?"""
+    """Return whether the expression reduces 64-bit integers."""
     if not isinstance(e, Reduce) or e.body.dtype.name != "i64":
         return False
     return e.fn not in ARG and not counts(e.fn, e.body)

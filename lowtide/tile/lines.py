@@ -58,8 +58,8 @@ def leaves_few(
     hints: Mapping[str, int],
     least: int,
 ) -> bool:
-    """Would one kernel of the groups `before`, whose tasks are parts of `common`, have fewer than
-    `least` of these, while a group has as many now?"""
+    """Return whether one kernel of the groups `before` would have fewer than `least` tasks, while
+    one of the groups has as many now. Its tasks are parts of `common`."""
     for defs in before:
         along = along_lines(defs, strides, hints)
         now = common_axes(defs, consumed(defs)) if along else []

@@ -109,7 +109,8 @@ def as_matmul(
 def _sum_of(
     defs: Mapping[str, Def], halves: bool
 ) -> tuple[Def, Reduce, tuple[Load, Load], Load | None] | None:
-    """What a group gives, the sum that it is, what is multiplied for that, and the bias."""
+    """Return the result of a group, its sum, the two factors and the bias; None if it is no
+    product."""
     made = list(defs.values())
     d, e = made[-1], made[0].expr
     if not isinstance(e, Reduce) or e.fn != "sum":
@@ -146,9 +147,9 @@ def _without_bias(e: Reduce) -> tuple[Expr, Expr | None]:
 
 
 def _is_rounding(made: list[Def]) -> bool:
-    """Is the second of two definitions what the first one holds, in the dtype of one op's result?
-
-    A program that widens by itself asks for a sum in float32; PyTorch's may have parts in less."""
+    """Return whether the second definition is the first, rounded to the dtype of one op's
+    result. A program that widens its operands itself wants a sum in float32; PyTorch may add
+    parts in less."""
     if len(made) != 2:
         return False
     s, d = made
@@ -163,7 +164,8 @@ def _is_rounding(made: list[Def]) -> bool:
 
 
 def _widened(side: Expr, d: Def) -> Expr:
-    """What is widened there, if it is of the dtype of what is given."""
+    """Return the operand before a cast from the dtype of the result to float32, else the
+    operand."""
     if isinstance(side, Cast) and side.arg.dtype is d.dtype and side.dtype.name == "f32":
         return side.arg
     return side

@@ -47,12 +47,13 @@ WIDE: Final = 512  # a contraction fed by a contraction is fused up to this many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a program and its machine allow.
+    """The limits of a program and its machine.
 
     `tasks`: so many of a kernel keep all threads busy. `stored`: the elements of all inputs and
     outputs; a value of that size may as well be stored. `long`: products larger than that, which
     are better not computed twice. `apart`: a program of blocks keeps nothing for the next one.
-    `strides`: of the tensors in memory."""
+    `strides`: of the tensors in memory.
+    """
 
     tasks: int
     stored: int
@@ -67,7 +68,7 @@ def pays(
     limits: Limits,
     hints: Mapping[str, int],
 ) -> bool:
-    """Is one kernel of the two groups, over unified axes, worth it?"""
+    """Return whether one kernel of the two groups, over unified axes, is better than two."""
     full = {**before[0], **before[1]}
     if limits.apart:
         if not may_share(full, common, hints, limits.stored):
@@ -82,7 +83,7 @@ def pays(
 def leaves_tasks(
     defs: Mapping[str, Def], read: set[str], common: list[Axis], hints: Mapping[str, int]
 ) -> bool:
-    """Are there enough points along the common axes to keep threads busy?"""
+    """Return whether the common axes have enough points to keep the threads busy."""
     if len(defs) > 1 and not apart_axes(defs, common):
         # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
@@ -97,11 +98,13 @@ def keeps_freedom(
     common: list[Axis],
     hints: Mapping[str, int],
 ) -> bool:
-    """May the merge take common axes from the larger group? Only if the two share enough.
+    """Return whether the merge may take common axes from the larger group: only if both share
+    enough.
 
-    Row softmax of x shares all of x: fine. Column norms of b merged into a @ b.T would tie the
-    product to its columns, for the sake of reading b once: not worth it. `pairs`: pointwise values
-    that both groups compute."""
+    A row softmax of x shares all of x, and is merged. Column norms of b, merged into a @ b.T, would
+    tie the product to its columns, only to read b once. `pairs`: pointwise values that both groups
+    compute.
+    """
     work = [largest_nest(g, hints) for g in before]
     large = before[0] if work[0] >= work[1] else before[1]
     lost = set(common_axes(large, consumed(large))) - set(common)
@@ -170,11 +173,12 @@ def _worth_it(
 def _spreads(
     d: Def, defs: Mapping[str, Def], rows: Mapping[Axis, int], hints: Mapping[str, int], room: int
 ) -> bool:
-    """Would each task have to hold a whole product, of more than `room` elements?
+    """Return whether each task would have to hold a whole product, of more than `room` elements.
 
-    `rows`: the points of a task, along each axis that tasks share out. With dk[j, c] and dq[i, c]
-    in one kernel, tasks that own rows i hold all of dk: two kernels, which both compute the tile
-    of pairs (i, j), are better unless a cache holds dk."""
+    `rows`: the points of a task along each axis that tasks divide. With dk[j, c] and dq[i, c] in
+    one kernel, tasks of rows i hold all of dk. Two kernels, which both compute the tile of pairs
+    (i, j), are better, unless a cache can hold dk.
+    """
     if not is_contraction(d):
         return False
     outside = [a for a in own_axes(d) if a not in rows]
@@ -194,10 +198,12 @@ def _is_done_again(
     hints: Mapping[str, int],
     stored: int,
 ) -> bool:
-    """Would a sweep that waits for sums over a long product compute that product a second time?
+    """Return whether a sweep that waits for sums over a long product would compute that product
+    twice.
 
-    In layer_norm(x @ w), the product is better stored. A tile that has a whole row of it needs no
-    second sweep; a product larger than `stored` is computed twice rather than stored."""
+    In layer_norm(x @ w), the product is better stored. A tile with a whole row of it needs no
+    second sweep. A product larger than `stored` is computed twice rather than stored.
+    """
     swept = set(own_axes(d)) - set(common)
     if not is_contraction(d) or not swept:
         return False

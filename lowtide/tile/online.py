@@ -46,13 +46,14 @@ def rescaled(
 def waits(
     d: Def, first: Set[str], defs: Mapping[str, Def], rescaled_maxima: Mapping[str, str]
 ) -> bool:
-    """Does it need one of `first`? `rescaled_maxima`: maxima that sums need not wait for."""
+    """Return whether the definition needs one of `first`. `rescaled_maxima`: maxima that sums need
+    not wait for."""
     inner = [n for n in sources(d) if n in defs and n != rescaled_maxima.get(d.name)]
     return any(n in first or waits(defs[n], first, defs, rescaled_maxima) for n in inner)
 
 
 def _follows(body: Expr, m: str, s: Expr) -> bool:
-    """Is the body exp(s - m) times factors without m?"""
+    """Return whether the body is exp(s - m) times factors without m."""
     factors: list[Expr] = []
 
     def split(e: Expr) -> None:
@@ -92,7 +93,7 @@ def guarded(e: Expr, m: str) -> Expr:
 
 
 def is_guarded(e: Expr, m: str) -> bool:
-    """Does the program itself read 0 where the maximum is -inf?"""
+    """Return whether the program itself reads 0 where the maximum is -inf."""
     safe = {_or_zero(x, x) for x in ex.loads(e) if x.source == m}
     return any(node in safe for node in ex.walk(e))
 

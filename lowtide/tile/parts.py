@@ -47,7 +47,7 @@ def sum_in_parts(kernel: Kernel) -> list[Nest]:
 
 
 def summed_inside(nest: Nest, w: Accumulate) -> bool:
-    """Do all loops over a result's terms run inside the loops over the results?"""
+    """Return whether all loops over the terms of a result run inside the loops over the results."""
     loops = [a for a in nest.order if a not in nest.full]
     walked = [k for k, a in enumerate(loops) if a in w.over]
     kept = [k for k, a in enumerate(loops) if a not in w.over]
@@ -55,8 +55,8 @@ def summed_inside(nest: Nest, w: Accumulate) -> bool:
 
 
 def _is_block(nest: Nest, acc: Buffer, kernel: Kernel) -> bool:
-    """Does it sum up in registers so many terms of a tile that adding these is no worse than what
-    a matrix product does?"""
+    """Return whether registers sum up many terms of a tile, so that adding the sums costs no more
+    than in a matrix product."""
     tiles = {t.axis: t.tile or 1 for t in kernel.grid}
     sums = [w for w in nest.writes if isinstance(w, Accumulate) and w.buffer is acc]
     return all(

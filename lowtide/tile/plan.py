@@ -205,7 +205,8 @@ class _Planner:
                     self._nan_where_all_is_low(item, body, scope)
 
     def _outlives(self, item: Item, axis: Axis) -> bool:
-        """Does the buffer still hold everything when the sweep over the axis is over?"""
+        """Return whether the buffer still holds everything when the sweep over the axis has
+        ended."""
         return axis not in item.kept or axis in self.values[item.name].whole
 
     def _sharing(
@@ -250,8 +251,8 @@ class _Planner:
         scope: _Scope,
         later: list[Item],
     ) -> None:
-        """What an item needs at this depth: its accumulator filled, values of its tile computed,
-        beside these what `later` items need of the same points."""
+        """Append the statements that an item needs at this depth: its accumulator is filled, and
+        values of its tile are computed, with what `later` items need of the same points."""
         if item.kind == "reduce" and set(self.a.prefix(item)) <= set(path):
             buffer = self.values[item.name]
             if not buffer.per_thread and not (set(item.over) & set(path)):
@@ -280,7 +281,8 @@ class _Planner:
                             self._stage(x, other, path, body, scope)
 
     def _can_stage(self, e: Expr, path: tuple[Axis, ...], scope: _Scope) -> bool:
-        """Is all that it reads there? A running maximum is, once it is that of this tile, too."""
+        """Return whether everything that the expression reads is there. A running maximum is, once
+        it includes this tile."""
         if e in scope.staged or not {a for a in self.a.ctx.live(e) if a in self.a.tiles} <= {*path}:
             return False
         read = {n for n in contains_inner(e, self.a.ctx) if n in self.a.local}
@@ -317,7 +319,8 @@ class _Planner:
             self._add(nest, body, scope)
 
     def _same_for_all_tiles(self, e: Expr) -> bool:
-        """May the buffer be filled before the first tile? It holds all points of its axes then."""
+        """Return whether the buffer may be filled before the first tile. It then holds all points
+        of its axes."""
         axes = e.free
         sources = {load.source for load in ex.loads(e)}
         if axes & self.a.grid_axes() or sources & self.a.defs.keys():
@@ -427,7 +430,8 @@ class _Planner:
     def _around(
         self, first: Nest, between: list[Stmt], nest: Nest
     ) -> tuple[list[Stmt], list[Stmt]] | None:
-        """What is to be done before the two nests as one, and what after; None if they can't be."""
+        """Return the statements to run before the two merged nests and after them; None if they
+        cannot be merged."""
         before, after = list[Stmt](), list[Stmt]()
         if self._conflict(first, nest):
             return None
@@ -441,7 +445,7 @@ class _Planner:
         return before, after
 
     def _conflict(self, first: Stmt, second: Stmt) -> bool:
-        """Does one of them write what the other one reads or writes?"""
+        """Return whether one statement writes what the other one reads or writes."""
         if isinstance(first, Sweep) or isinstance(second, Sweep):
             return True
         (reads, writes), (reads_then, writes_then) = self._used(first), self._used(second)
@@ -461,18 +465,18 @@ class _Planner:
 
 
 def _share_work(first: Iterable[Expr], second: Iterable[Expr], least: int) -> bool:
-    """Have they a part in common that costs so much?"""
+    """Return whether both have a common part that costs at least `least`."""
     known = {e for x in first for e in ex.walk(x)}
     return any(e in known and node_cost(e) >= least for x in second for e in ex.walk(x))
 
 
 def _stores_sums(nest: Nest) -> bool:
-    """Does it only copy buffers to memory?"""
+    """Return whether the nest only copies buffers to memory."""
     return all(isinstance(w, Store) and isinstance(w.expr, Load) for w in nest.writes)
 
 
 def _stages(nest: Nest) -> bool:
-    """Does it fill buffers, which what comes after the stores may read?"""
+    """Return whether the nest fills buffers, which nests after the stores may read."""
     return any(isinstance(w, Stage) for w in nest.writes)
 
 

@@ -54,16 +54,16 @@ class Product:
 
     @property
     def operand_bytes(self) -> int:
-        """What both sides take in shared memory."""
+        """Return the bytes of both operands in shared memory."""
         itemsize = {"f64": 8, "f32": 4}.get(self.dtype, 2)
         return (self.rows + self.columns) * self.over * itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a program does `visits` times. `layers`: of values that are computed, how many points
-    they have and how many operations they take at each; `live_words`: registers of all threads that
-    they take at once; `read_bytes`: by loads; `doubles`: computed in float64."""
+    """A part of a program, run `visits` times. `layers`: the points of computed values, and the
+    operations at each. `live_words`: registers of all threads that values take at once.
+    `read_bytes`: read by loads. `doubles`: it computes in float64."""
 
     visits: int
     layers: tuple[tuple[int, float], ...]
@@ -108,7 +108,8 @@ def predict(shape: Shape, gpu: Gpu, warps: int, stages: int) -> Prediction:
 
 
 def is_by_units(product: Product, gpu: Gpu) -> bool:
-    """Do units for products take it? Products of float32 do as they would with IEEE's rounding."""
+    """Return whether tensor cores compute the product. Products of float32 do not: IEEE
+    rounding."""
     return product.dtype == "f16" or (product.dtype == "bf16" and gpu.capability >= 80)
 
 
@@ -130,7 +131,8 @@ def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
 
 
 def _is_written_out(shape: Shape, gpu: Gpu) -> bool:
-    """Has a product by multiply-adds so many steps that compilers take long for their text?"""
+    """Return whether a product by multiply-adds has so many steps that compiling its text takes
+    long."""
     products = [p.product for p in shape.parts if p.product is not None]
     return any(p.over > LONGEST_STEPS and not is_by_units(p, gpu) for p in products)
 
@@ -143,7 +145,7 @@ def _shared_bytes(shape: Shape, gpu: Gpu, stages: int) -> int:
 
 
 def _ahead(p: Product, gpu: Gpu, stages: int) -> int:
-    """How many times what is read for a product is in shared memory."""
+    """Return how many copies of a product's operands are in shared memory."""
     if gpu.capability < 80:
         return 1  # nothing is read ahead
     return stages if gpu.groups and is_by_units(p, gpu) else max(stages - 1, 1)

@@ -101,7 +101,8 @@ def _sums(nest: Nest) -> list[Accumulate]:
 def _across_the_grain(
     nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]
 ) -> Axis | None:
-    """Is the nest a plain copy whose tensor lies along another axis than its buffer?"""
+    """Return the contiguous axis of the tensor, if the nest only copies it to a buffer in which
+    another axis is contiguous; else None."""
     if len(nest.writes) != 1 or not isinstance(w := nest.writes[0], Stage):
         return None
     if not isinstance(w.expr, Load) or w.expr.source in kernel.values or len(nest.axes) != 2:

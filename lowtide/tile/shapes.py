@@ -90,7 +90,8 @@ def _part(item: Item, tiles: Tiles, ctx: Context) -> Part:
 
 
 def _live_words(nodes: list[Expr], tiles: Tiles) -> int:
-    """What values take that are computed in this order, each kept until it was last read."""
+    """Return the most words that values take at once. They are computed in this order, and each is
+    live until its last read."""
     last = {child: k for k, node in enumerate(nodes) for child in node.children}
     words = {n: tiles.product(n.free) * _words(n.dtype) if n.free else 0 for n in nodes}
     live = most = 0
@@ -119,14 +120,14 @@ def _handed(product: BlockProduct, item: Item, tiles: Tiles, ctx: Context) -> Pr
 
 
 def _is_only_read(e: Expr, ctx: Context) -> bool:
-    """Is it one block as memory has it, which goes to shared memory?"""
+    """Return whether the expression is one block as memory has it, which goes to shared memory."""
     while isinstance(e, Cast):
         e = e.arg
     return _is_read(e, ctx)
 
 
 def _is_read(e: Expr, ctx: Context) -> bool:
-    """Does it come from memory?"""
+    """Return whether the expression is a load from memory."""
     return isinstance(e, Load) and e.source not in ctx.inner
 
 
@@ -142,7 +143,7 @@ def _held_words(item: Item, tiles: Tiles) -> int:
 
 
 def _read_bytes(load: Expr, tiles: Tiles, ctx: Context) -> int:
-    """What memory gives for a block: whole sectors."""
+    """Return the bytes that memory transfers for a block, in whole sectors."""
     assert isinstance(load, Load)
     itemsize = load.dtype.itemsize
     offset = address(load, ctx.strides)

@@ -102,8 +102,8 @@ class _Cutter:
     # -- what is done in strips --
 
     def _pairs(self, made: Def) -> set[str]:
-        """What is too large to be stored, and read together with the product or made of it. What
-        has nothing to do with it is done before or after, perhaps in strips of its own."""
+        """Return the values that are too large to be stored, and are read together with the product
+        or computed from it. Others run before or after, perhaps in strips of their own."""
         room = elements_held(self.program, self.roots, self.hints)
         defs = self.program.defs
         large = {n for n, d in defs.items() if self._elements(d) > room}
@@ -135,7 +135,8 @@ class _Cutter:
         return math.prod(likely(size, self.hints) for size in d.shape)
 
     def is_possible(self) -> bool:
-        """Are strips independent but for sums, and is it known which axis is the rows?"""
+        """Return whether strips are independent except for sums, and the axis of the rows is
+        known."""
         if self.extent.const is not None or likely(self.extent, self.hints) < 2 * self.count:
             return False
         if any(self.program.defs[n].adds_to in self.inside for n in self.inside):
@@ -145,8 +146,8 @@ class _Cutter:
         return all(map(self._is_row_major, self.inside & self._kept()))
 
     def _finds_rows(self) -> bool:
-        """Which axis of each value are the rows? Whatever is read of another value of the strip
-        must be in the same rows."""
+        """Find the axis of the rows of each value. Return False if a value reads other rows of a
+        value of the strip."""
         reads = [
             (d, load)
             for n, d in self.program.defs.items()
@@ -176,7 +177,8 @@ class _Cutter:
         return True
 
     def _is_summed_up(self, name: str) -> bool:
-        """Is it a value for each row, or one that strips can add to?"""
+        """Return whether the value has a row for each row, or is a reduction that strips can
+        combine."""
         d, axis = self.program.defs[name], self.rows[name]
         if axis in d.axes:
             return True
@@ -188,12 +190,13 @@ class _Cutter:
         return self.rows[name] not in self.program.defs[name].axes
 
     def _kept(self) -> set[str]:
-        """What the caller or later parts read."""
+        """Return the values that the caller or later parts read."""
         later = self.program.defs.keys() & self.below - self.inside
         return self.roots | {x.source for n in later for x in ex.loads(self.program.defs[n].expr)}
 
     def _is_row_major(self, name: str) -> bool:
-        """Do its rows lie one after the other, so that a strip writes them in one piece?"""
+        """Return whether the rows lie one after the other, so that a strip writes them in one
+        piece."""
         d = self.program.defs[name]
         if self._is_total(name) or d.adds_to:
             return True
@@ -215,7 +218,8 @@ class _Cutter:
         return self.below - self.inside
 
     def _plain(self, roots: list[str]) -> Program:
-        """What computes these without strips, written with the pointwise values that it needs."""
+        """Return the Program that computes these values without strips, with the pointwise values
+        that it needs."""
         late = {n for n in roots if n in self.below}
         defs: dict[str, Def] = {}
         inputs: dict[str, Input] = {}

@@ -29,10 +29,10 @@ KEPT = "kept"  # a loop over results, within one over the terms of each
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`sweeps`: tiles of the grid and of sweeps that part a sum, from outside; `loops`: those of
-    its nest, and what of them runs along the lanes; `fma`: is a product added without rounding it?
-    `in_parts`: has each tile its own sum, has that parts, too; `rescaled`: does the sum follow a
-    running maximum?"""
+    """The order of a sum. `sweeps`: tiles of the grid and of sweeps that divide the sum, outermost
+    first. `loops`: the loops of its nest, and which of them runs along the lanes. `fma`: a product
+    is added without rounding it. `in_parts`: 1 if each tile has its own sum, 2 if that has parts,
+    too. `rescaled`: the sum follows a running maximum."""
 
     sweeps: tuple[tuple[int, int], ...]
     loops: tuple[tuple[object, ...], ...]

@@ -236,7 +236,7 @@ class _Evaluated:
         self.given, self.made, self.names = given, made, names
 
     def write(self) -> None:
-        """Do nothing: there is no source text."""
+        """Write nothing: there is no source text."""
 
     def over_inputs(self, inputs: object) -> dict[str, str]:
         """Return no inputs: the evaluator overwrites none."""

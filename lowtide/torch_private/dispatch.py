@@ -41,18 +41,18 @@ def key_named(name: str) -> Any:
 
 @functools.cache
 def is_composite(func: Any) -> bool:
-    """Whether PyTorch has the op in terms of others: where autograd is left out, a mode sees it
-    whole, as `aten.cov` under `torch.inference_mode()`, whose parts are what takes memory."""
+    """Return whether PyTorch has the op in terms of others: where autograd is left out, a mode sees
+    it whole, as `aten.cov` under `torch.inference_mode()`, whose parts are what takes memory."""
     return _has_kernel(func.name(), _COMPOSITE) and not _has_kernel(func.name(), "Meta")
 
 
 def parts_of_composite(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What the op gives, by the ops that PyTorch's own kernel calls: for some it has others in
-    Python, too, which take more or less."""
+    """Return the op's result by the ops that PyTorch's own kernel calls. For some ops PyTorch has
+    another decomposition in Python, which takes more or less memory."""
     return func._op_dk(key_named(_COMPOSITE), *args, **kwargs)
 
 
 def is_slow_convolution(images: Any, weights: Any, *options: Any) -> bool:
-    """Whether a kernel of PyTorch's own runs it, not a library's. `options`: stride, padding,
-    dilation, transposed, output_padding, groups."""
+    """Return whether a kernel of PyTorch's own runs it, not a library's. `options`: stride,
+    padding, dilation, transposed, output_padding, groups."""
     return _C._select_conv_backend(images, weights, None, *options, None) in _SLOW_BACKENDS

@@ -1,4 +1,4 @@
-"""What of PyTorch's graph capture is private, and used here; tested per torch minor.
+"""The private parts of PyTorch's graph capture; tested per torch minor.
 
 In: nodes and example values of a captured graph. Out: plain Python facts.
 
@@ -86,7 +86,7 @@ def wrapped(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[
 
 
 def breaks(module: Any) -> bool:
-    """Whether Python goes on after a captured graph; True where that is not known."""
+    """Return whether Python goes on after a captured graph; True where that is not known."""
     why = getattr(module, "compile_subgraph_reason", None)
     return getattr(why, "graph_break", True)
 
@@ -99,10 +99,9 @@ class _Captured(BaseException):
 def first_graph(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any]] | str:
-    """What a call would be captured as first, with fake tensors as examples of its inputs; or why
-    there is none. The capture stops there: nothing is run.
-
-    Raises TypeError for arguments that the function does not take."""
+    """Return the first graph that a call would capture, and fake tensors as examples of its inputs.
+    If there is none, return the reason. The capture stops there: nothing is run. Raises TypeError
+    for arguments that the function does not take."""
     import torch._dynamo.convert_frame as convert_frame
     from torch._dynamo import config, utils
 
@@ -163,7 +162,8 @@ def _nothing_known() -> Generator[None]:
 
 
 def break_of(module: Any) -> str:
-    """Where and why Python goes on after a captured graph; "" where it does not."""
+    """Return the place and the reason of the graph break after a captured graph; "" if there is
+    none."""
     why = getattr(module, "compile_subgraph_reason", None)
     if why is None or not why.graph_break:
         return ""
@@ -188,8 +188,8 @@ def symbol_of(example: object) -> str | None:
 
 
 def is_checkpoint(node: Any) -> bool:
-    """Whether a node stands for `torch.utils.checkpoint`: a call of the graph that is its first
-    argument."""
+    """Return whether a node stands for `torch.utils.checkpoint`: a call of the graph that is its
+    first argument."""
     target, options = node.target, set(node.kwargs)
     is_higher = isinstance(target, HigherOrderOperator)
     name = str(target.name()) if is_higher else ""
@@ -197,7 +197,7 @@ def is_checkpoint(node: Any) -> bool:
 
 
 def place_of(node: Any) -> Loc:
-    """Where in the user's file a node stands: the innermost line that is not PyTorch's own."""
+    """Return the user's line of a node: the innermost one that is not PyTorch's own."""
     frames = _FRAME.findall(str(getattr(node, "stack_trace", None) or ""))
     if not frames:
         return UNKNOWN_LOC

@@ -89,7 +89,7 @@ def insert_function_mode(mode: object, above: int) -> None:
 
 
 def is_wrapped(x: Any) -> bool:
-    """Whether a tensor stands for another one inside a transform such as vmap."""
+    """Return whether a tensor stands for another one inside a transform such as vmap."""
     return isinstance(x, torch.Tensor) and bool(_is_wrapped(x))
 
 

@@ -128,7 +128,7 @@ def leave(before: Any) -> None:
 
 
 def _receiver() -> Any:
-    """What receives this thread's allocations: one reference, for somebody to take over."""
+    """Return the receiver of this thread's allocations: one reference, which the caller owns."""
     functions = _functions()
     if functions is None:
         return None

@@ -1,4 +1,4 @@
-"""What a tensor is beneath its public side: version, base, storage, and who holds it in C++."""
+"""The private facts of a tensor: version, base, storage, references from C++."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NEXT_OF_WORKERS: Final[tuple[Any, str]] = (_loader._MultiProcessingDataLoaderIte
 
 
 def storage_of(x: torch.Tensor) -> int:
-    """What its storage is known by while that lives."""
+    """Return the address that identifies the tensor's storage while it lives."""
     return x.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 

@@ -27,20 +27,21 @@ _config = config.current
 
 
 def in_transform(tensors: Iterable[torch.Tensor | None]) -> bool:
-    """Whether a torch.func transform or vmap is at work, or one of the tensors is of its making,
-    without memory of its own."""
+    """Return whether a torch.func transform or vmap is at work, or one of the tensors is of its
+    making, without memory of its own."""
     if transform() is not None:
         return True
     return not all(has_storage(x) for x in tensors if x is not None)
 
 
 def default_device() -> torch.device | None:
-    """Where this thread makes tensors that name no device; None where nobody has said."""
+    """Return the device of tensors that this thread makes without naming one; None if none is
+    set."""
     return next((mode.device for mode in function_modes() if type(mode) is DeviceContext), None)
 
 
 def autocast_on() -> bool:
-    """Whether it is, for a device that we compile for."""
+    """Return whether it is, for a device that we compile for."""
     return any_autocast() and any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
@@ -51,14 +52,14 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 
 
 def may_add(machine: str) -> bool:
-    """May kernels for it add at places that are data? The CPU's add in a fixed order, a GPU's in
-    any: not where PyTorch is to be deterministic."""
+    """Return whether kernels may add at places that are data. The CPU's add in a fixed order, a
+    GPU's in any order, which deterministic mode forbids."""
     return machine == "cpu" or not torch.are_deterministic_algorithms_enabled()
 
 
 def surroundings(orders: bool = False) -> tuple[Any, ...]:
-    """What a call means depends on these, too; () for PyTorch's defaults. `orders`: also on whether
-    it is to be deterministic."""
+    """Return the settings on which a call depends; () for PyTorch's defaults. `orders`: include
+    whether PyTorch must be deterministic."""
     if orders:
         return (torch.are_deterministic_algorithms_enabled(), *surroundings())
     if not (function_modes_on() or autocast_on()):

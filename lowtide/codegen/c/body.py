@@ -234,13 +234,13 @@ class Body:
         )
 
     def _is_unknown_number(self, e: Expr) -> bool:
-        """Whether a value is equal for all points, and known only at run time."""
+        """Return whether a value is equal for all points, and known only at run time."""
         return not e.free and not isinstance(e, Const)
 
     def _quotient(self, e: Apply, point: Point) -> str:
-        """Return a quotient by a divisor that all points share. If it is a power of two, such as
-        the square root of 64 channels, a product with its inverse has the same bits and takes a
-        fifth of the time. (For a constant divisor the C compiler does the same.)"""
+        """Return a quotient by a divisor that all points share. If the divisor is a power of two,
+        such as the square root of 64 channels, a product with its inverse has the same bits. The
+        product takes a fifth of the time. (For a constant divisor the C compiler does the same.)"""
         t = pw.REGISTER[e.dtype.name]
         divisor, use = self.value(e.args[1], point), self.names.use
         one_over, is_power = f"{divisor}_under", f"{divisor}_ispower"

@@ -116,7 +116,7 @@ def call(fn: str, dtype: DType, args: list[str]) -> str:
 
 
 def exists(fn: str, dtype: DType) -> bool:
-    """Whether `call` can print this function."""
+    """Return whether `call` can print this function."""
     try:
         call(fn, dtype, ["a", "b", "c"])
     except (NotImplementedError, KeyError):

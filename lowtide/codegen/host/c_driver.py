@@ -142,7 +142,7 @@ class CDriver:
         return found
 
     def _is_measure(self, size: str) -> bool:
-        """Whether the bytes of a temporary depend on it."""
+        """Return whether the bytes of a temporary depend on it."""
         return any(size in symbols(n) for p in self.pieces() for n in p.nbytes)
 
     def pieces(self) -> list[Piece]:

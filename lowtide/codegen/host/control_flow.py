@@ -262,8 +262,8 @@ class Writer(Expressions):
             self.lines[start] = f"{indent}    {test} = True"
 
     def ends_with(self, value: Value, op: Op) -> bool:
-        """Whether the variable is dead after the op and unread in it, so that the op's result may
-        reuse it."""
+        """Return whether the variable is dead after the op and unread in it, so that the op's
+        result may reuse it."""
         if value in self.constants or value not in self.uses.maker:
             return False
         block = self.uses.block_of[op]
@@ -306,8 +306,8 @@ class Writer(Expressions):
         return f"for {self.name_of(index)}, {item} in enumerate({length.operands[0]}):"
 
     def cannot_alias(self, op: Op, xs: Value, loop: Op) -> bool:
-        """Whether an op in the loop mutates no list, or one that cannot alias `xs`: its elements
-        have another type, or it was made just before the loop or in it."""
+        """Return whether an op in the loop mutates no list, or one that cannot alias `xs`: its
+        elements have another type, or it was made just before the loop or in it."""
         if not opdefs.writes(op.name) or not op.name.startswith("list."):
             return True
         to = op.operands[0]

@@ -53,7 +53,7 @@ def set_item(x: Any, *operands: Any) -> Any:
 
 
 def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
-    """Whether the op is `x is <literal>`, for which Python shows a SyntaxWarning."""
+    """Return whether the op is `x is <literal>`, for which Python shows a SyntaxWarning."""
     if op.name not in ("py.is", "py.is_not"):
         return False
     return any(x[:2] == "(-" or not (x[:1] == "(" or x.isidentifier()) for x in texts)

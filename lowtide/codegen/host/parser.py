@@ -283,7 +283,7 @@ def _loc(line: Line) -> Loc:
 
 
 def _is_within(line: Line, head: Line) -> bool:
-    """Whether a line is indented further than another."""
+    """Return whether a line is indented further than another."""
     return _indent(line) > _indent(head)
 
 

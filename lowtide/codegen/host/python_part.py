@@ -114,7 +114,8 @@ def _sources(op: Op) -> Iterator[tuple[Value, Sequence[Value]]]:
 
 
 def is_printable(op: Op, plain: Collection[Value]) -> bool:
-    """Whether the op and its blocks can be part of such a function. `plain`: see `plain_values`."""
+    """Return whether the op and its blocks can be part of such a function. `plain`: see
+    `plain_values`."""
     loops, blocks = _nested(op)
     return loops <= _MOST_LOOPS and blocks <= _MOST_BLOCKS and _is_printable(op, plain)
 

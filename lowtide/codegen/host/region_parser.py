@@ -248,6 +248,6 @@ def _is_object(name: str) -> bool:
 
 
 def _is_operand(tree: ast.Call) -> bool:
-    """Whether a call expression is an operand, not a statement."""
+    """Return whether a call expression is an operand, not a statement."""
     name = tree.func.id if isinstance(tree.func, ast.Name) else ""
     return name in ("sized", "device", "complex") or _is_object(name)

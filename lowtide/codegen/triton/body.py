@@ -259,8 +259,8 @@ class Body:
         return pw.rounded(full, e.dtype)
 
     def _is_zero_beyond(self, e: Expr, a: Axis) -> bool:
-        """Whether a value is 0 past the end of an axis, as a masked load from memory is. A load
-        with stride 0 along the axis is not masked, nor is a value that the program holds."""
+        """Return whether a value is 0 past the end of an axis, as a masked load from memory is. A
+        load with stride 0 along the axis is not masked, nor is a value that the program holds."""
         while isinstance(e, Cast):
             e = e.arg
         if not isinstance(e, Load) or e.source in self.blocks.values:

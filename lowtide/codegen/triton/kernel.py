@@ -212,7 +212,7 @@ class _Printer:
                 assert read.source in held, f"{self.kernel.name} reads its own {read.source}"
 
     def _is_whole(self, t: Tiled) -> bool:
-        """Whether each program has all points of an axis."""
+        """Return whether each program has all points of an axis."""
         return t.axis.extent.const is not None and t.axis.extent.const <= (t.tile or 1)
 
     def _own(self) -> Iterator[tuple[str, str]]:
@@ -314,7 +314,7 @@ class _Printer:
 
 
 def _meet(a: tuple[Index, ...], b: tuple[Index, ...], axes: Iterable[Index]) -> bool:
-    """Whether two indices are equal along each of these axes."""
+    """Return whether two indices are equal along each of these axes."""
     same = [x for x, y in zip(a, b, strict=True) if x == y]
     return all(axis in same for axis in axes)
 

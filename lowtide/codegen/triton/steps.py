@@ -27,7 +27,7 @@ from lowtide.texpr.sizes import evaluate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLaunch:
-    """How to launch a kernel. The slots hold the addresses of the text's tensors, its sizes and its
+    """One launch of a kernel. The slots hold the addresses of the text's tensors, its sizes and its
     numbers. `sizes`: all sizes in the first step. `itemsizes`: bytes of tensors' elements.
     `all_steps`: the kernel of `looped`."""
 
@@ -151,7 +151,8 @@ class _Prepared:
         self.kernel.launch(programs, form, values)
 
     def may_run_at_once(self, level: int) -> bool:
-        """Whether no program reads what another program wrote in an earlier step of this loop."""
+        """Return whether no program reads what another program wrote in an earlier step of this
+        loop."""
         if self.looped is None:
             return False
         if self.known[0] <= 1:

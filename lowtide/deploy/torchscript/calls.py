@@ -1,4 +1,4 @@
-"""How Python calls a module of an archive, whose methods Python never runs.
+"""Calls a module of an archive from Python; its methods are never run as Python.
 
 In: the module and a method's name. Out: a callable: the compiled method, or for a twin that of the
 module of torch.jit.

@@ -328,8 +328,8 @@ class _Writer:
 
 
 def _may_be_differentiated(module: fx.GraphModule) -> bool:
-    """Whether the Python code after the graph may ask for the gradient of one result with respect
-    to another."""
+    """Return whether the Python code after the graph may ask for the gradient of one result with
+    respect to another."""
     (output,) = module.graph.find_nodes(op="output")
     examples = map(example_of, output.all_input_nodes)
     return breaks(module) and sum(getattr(x, "requires_grad", False) for x in examples) > 1

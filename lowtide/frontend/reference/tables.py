@@ -98,12 +98,13 @@ def _syntax(handlers: dict[type[Any], Callable[..., Any]]) -> str:
 
 
 def statements() -> str:
-    """What each statement means, by the words of the function that compiles it."""
+    """Return the table of statements, described by the docstrings of the functions that compile
+    them."""
     return _syntax(cast("Any", STATEMENTS))
 
 
 def expressions() -> str:
-    """What each expression means."""
+    """Return the table of expressions, described as statements are."""
     return _syntax(cast("Any", {k: v for k, v in EXPRESSIONS.items() if not _is_inner(k)}))
 
 
@@ -118,7 +119,7 @@ def operators() -> str:
 
 
 def outside() -> str:
-    """What is refused, and what to write instead."""
+    """Return the table of what is refused, and what to write instead."""
     rows = {
         OUTSIDE_SYNTAX[kind]: (problem, f"{remedy}") for kind, (problem, remedy) in OUTSIDE.items()
     }
@@ -146,7 +147,8 @@ def _is_builtin(obj: object) -> bool:
 
 
 def _is_inner(obj: object) -> bool:
-    """Whether users cannot name it: it stands for what the code of an old archive calls."""
+    """Return whether users cannot name the object: it implements a call in the code of old
+    archives."""
     return str(getattr(obj, "__module__", "")).startswith("lowtide.frontend.torchscript.")
 
 
@@ -243,7 +245,7 @@ def _names(found: Sequence[OpRecord]) -> str:
 
 
 def count() -> str:
-    """How many records become kernels."""
+    """Return the number of records that become kernels."""
     return str(len(_compiled()))
 
 

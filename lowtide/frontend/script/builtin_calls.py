@@ -65,8 +65,8 @@ def _as_count(c: Context, node: ast.AST, value: Value) -> Value:
 
 
 def _may_be_count(type_: t.Type) -> bool:
-    """Whether the value may stand for an int: a tensor, an object with `__index__` such as NumPy's
-    integers, or a value of unknown type."""
+    """Return whether the value may be used as an int. That is a tensor, an object with `__index__`
+    such as NumPy's integers, or a value of unknown type."""
     has_index = hasattr(classes.class_of(type_), "__index__")
     return t.is_dynamic(type_) or t.is_tensor(type_) or type_ == t.NUMBER or has_index
 
@@ -149,7 +149,7 @@ def _len(c: Context, call: Call) -> Node:
 
 
 def _as_length(c: Context, call: Call, found: Node) -> Node:
-    """What `len` gives for what a `__len__` has returned: an int, or Python's error."""
+    """Return the result of `len` for the result of a `__len__`: an int, or Python's error."""
     is_int = isinstance(found, Value) and found.type == t.INT
     return found if is_int else c.py(call.node, "py.length", c.as_value(found, call.node))
 

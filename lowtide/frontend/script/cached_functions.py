@@ -64,6 +64,6 @@ def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def _is_seen(op: Op) -> bool:
-    """Whether it matters how often, or when, the op runs."""
+    """Return whether the result of the program depends on when or how often the op runs."""
     values = (*op.operands, *op.results)
     return bool(opdefs.effects_of(op) & _SEEN) or any(t.may_be_tensor(v.type) for v in values)

@@ -207,7 +207,7 @@ def _is_assigned(c: Context, cls: type, name: str) -> bool:
 
 
 def _has_instance_attribute(c: Context, cls: type, name: str) -> bool:
-    """Whether the class declares or assigns it; assignments elsewhere are unknown."""
+    """Return whether the class declares or assigns it; assignments elsewhere are unknown."""
     known = name in annotations_of(cls) or _is_assigned(c, cls, name)
     return known or name in _assigned_in(cls)
 
@@ -283,7 +283,7 @@ def iterated(c: Context, node: ast.AST, value: Value) -> Node | None:
 
 
 def is_iterable(type_: Type) -> bool:
-    """Whether it is a class whose objects Python can run over."""
+    """Return whether it is a class whose objects Python can run over."""
     cls = class_of(type_)
     return cls is not None and (hasattr(cls, "__iter__") or hasattr(cls, "__getitem__"))
 

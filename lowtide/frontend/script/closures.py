@@ -65,7 +65,7 @@ def _read_names(fn: ast.FunctionDef | ast.Lambda) -> set[str]:
 
 
 def _is_assigned_again(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
-    """Whether `outer` assigns the name after the inner function, or in a loop around it."""
+    """Return whether `outer` assigns the name after the inner function, or in a loop around it."""
     again = [outer] if _stores_behind(outer, fn, name) else []
     around = [n for n in ast.walk(outer) if isinstance(n, _LOOPS) and fn in ast.walk(n)]
     return bool(again) or any(name in _stored(loop) for loop in around)
@@ -153,7 +153,7 @@ def _itself(obj: object) -> object:
 
 def object_value(c: Context, node: ast.AST, found: PythonObject) -> Value:
     """Return the value of a function, a class, a tuple of classes, `...`, the limits of a dtype, or
-    an object of an installed package (a number or an array of NumPy)."""
+    an object of an installed package. Raises CompileError for other objects."""
     if isinstance(found.obj, torch.finfo | torch.iinfo):
         dtype = c.const(getattr(torch, found.obj.dtype))
         target = f"torch.{type(found.obj).__name__}"

@@ -51,7 +51,7 @@ def construct(
 
 
 def can_construct(cls: type[Any]) -> bool:
-    """Whether objects of the class are made by Python code that can be compiled."""
+    """Return whether objects of the class are made by Python code that can be compiled."""
     if issubclass(cls, enum.Enum):
         return True
     if issubclass(cls, BaseException) or cls.__module__ in ("builtins", "collections"):

@@ -181,7 +181,7 @@ class Context:
         return self.read(self.expr(node), node)
 
     def is_iterator(self, found: Node | Poison | None) -> bool:
-        """Whether Python has an iterator here, which can be read only once."""
+        """Return whether Python has an iterator here, which can be read only once."""
         return isinstance(found, ITERATORS) or found in self.iterators
 
     def step(self, node: ast.stmt) -> Step:
@@ -244,7 +244,7 @@ class Context:
 
     @property
     def may_be_skipped(self) -> bool:
-        """Whether this is in a branch or a loop, which may not run."""
+        """Return whether this is in a branch or a loop, which may not run."""
         blocks = (frame.block for frame in self.frames if frame.block is not None)
         return self.builder.block is not next(blocks, self.builder.block)
 

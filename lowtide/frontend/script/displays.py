@@ -92,7 +92,7 @@ def _of_nodes(c: Context, node: Display, nodes: Sequence[Node]) -> Node:
 
 
 def has_value(found: Node) -> bool:
-    """Whether the node can be an SSA value; a module cannot."""
+    """Return whether the node can be an SSA value; a module cannot."""
     if isinstance(found, Members | Chosen):
         return all(map(has_value, found.nodes))
     return not isinstance(found, _VALUELESS)

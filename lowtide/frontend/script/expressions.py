@@ -104,7 +104,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
 
 
 def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
-    """What is assumed to stay; a number that did not is read at each call."""
+    """Return the node of a global or closure variable. It is assumed to stay the same. A number
+    that has changed before is read at each call."""
     fn: FunctionType = cast("Any", c.frame).fn  # a field, which pyright takes for a method
     if not may_change(fn):
         return python_object(c, node, found, "")
@@ -132,7 +133,8 @@ def _global_tensor(c: Context, node: ast.Name, found: torch.Tensor) -> Node:
 
 @link
 def python_object(c: Context, node: ast.AST, obj: object, path: str) -> Node:
-    """What a Python object from outside means: a constant, or an object known to the compiler."""
+    """Return the node of a Python object from outside: a constant, or an object known to the
+    compiler. Raises CompileError."""
     if is_literal(obj):
         return c.const(obj)
     if isinstance(obj, torch.Tensor):
@@ -242,7 +244,7 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
 
 
 def _is_of_tensors(type_: Type, name: str) -> bool:
-    """Whether of all that the value may be only a tensor has the attribute."""
+    """Return whether only a tensor, of all that the value may be, has the attribute."""
     if t.is_tensor(type_):
         return True
     return t.is_tensor_or_number(type_) and not any(hasattr(n, name) for n in (0, 0.0, 0j))
@@ -396,7 +398,8 @@ def _template(c: Context, node: ast.JoinedStr) -> tuple[str, list[Value]]:
 
 
 def _printed(c: Context, node: ast.expr) -> Value:
-    """What an f-string prints: a module and a method, too, as they are then."""
+    """Return the value that an f-string prints. A module or a method is printed in its state at
+    that time."""
     match c.expr(node):
         case ModuleRef() as ref if c.modules is not None:
             return c.modules.object(ref.path, ref.module)

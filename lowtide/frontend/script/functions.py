@@ -46,7 +46,7 @@ def push_frame(c: Context, fn: FunctionType, source: FunctionSource | None = Non
 
 
 def is_same(one: FunctionType | MethodType, other: FunctionType) -> bool:
-    """Whether they are one function; functions of one decorator share their code."""
+    """Return whether they are one function; functions of one decorator share their code."""
     cells = one.__closure__ or (), other.__closure__ or ()
     return one.__code__ is other.__code__ and list(map(id, cells[0])) == list(map(id, cells[1]))
 

@@ -66,7 +66,7 @@ def after(c: Context, ref: ModuleRef, call: Call, result: Node) -> Node:
 
 
 def _may_be_none(found: Node) -> TypeGuard[Value]:
-    """Whether only the run knows if a hook changes something."""
+    """Return whether only the run knows if a hook changes something."""
     if not isinstance(found, Value) or found.type == t.NONE:
         return False
     return found.type == t.ANY or t.NONE in members(found.type)

@@ -331,7 +331,7 @@ def _any_all(start: bool) -> Builtin:
 
 
 def gives_iterator(obj: object) -> bool:
-    """Whether Python's function returns an iterator; here the result is a list."""
+    """Return whether Python's function returns an iterator; here the result is a list."""
     of = getattr(obj, "__self__", obj)  # `chain.from_iterable` is a method of the class
     return of in (map, filter, zip) or (isinstance(of, type) and of.__module__ == "itertools")
 

@@ -44,7 +44,8 @@ _LARGEST_UNROLLED = 64
 
 
 class Reading(enum.Enum):
-    """Which values Python's own iterator reads, an element at a time. Others are read at once."""
+    """The values that Python's own iterator reads, an element at a time. Others are read at
+    once."""
 
     OBJECTS = enum.auto()
     OBJECTS_AND_UNKNOWN = enum.auto()  # of unknown type, where the loop may end early

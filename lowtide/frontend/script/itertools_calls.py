@@ -175,7 +175,7 @@ def _combinations(c: Context, call: Call) -> Node:
 
 
 def _choose(xs: list[Any], size: int) -> list[tuple[Any, ...]]:
-    """What `itertools.combinations` gives, in the language."""
+    """Return `itertools.combinations(xs, size)` as a list. Compiled as a script function."""
     if size < 0:
         raise ValueError("r must be non-negative")
     places = list(range(size))

@@ -36,5 +36,5 @@ def leaf_classes(fn: Function) -> tuple[type[Any], ...]:
 
 
 def has_subclasses(classes: Sequence[type[Any]]) -> bool:
-    """Whether one of these classes has been subclassed."""
+    """Return whether one of these classes has been subclassed."""
     return any(type.__subclasses__(cls) for cls in classes)

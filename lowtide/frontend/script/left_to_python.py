@@ -87,7 +87,7 @@ def only_python(module: torch.nn.Module) -> str:
 
 
 def _calls_forward(cls: type[torch.nn.Module]) -> bool:
-    """Whether a call of a module of this class is a call of its forward with hooks."""
+    """Return whether a call of a module of this class is a call of its forward with hooks."""
     wrapped: Any = vars(cls).get("_wrapped_call")
     if issubclass(cls, torch.fx.GraphModule) and getattr(wrapped, "cls_call", wrapped) is None:
         return cast("Any", super(wrapped.cls, cls)).__call__ is torch.nn.Module.__call__
@@ -95,8 +95,8 @@ def _calls_forward(cls: type[torch.nn.Module]) -> bool:
 
 
 def is_torch_hook(hook: object) -> bool:
-    """Whether it is a callable object of `torch.nn.utils`, such as that of `weight_norm`. Its state
-    never changes, so its source can be compiled."""
+    """Return whether it is a callable object of `torch.nn.utils`, such as that of `weight_norm`.
+    Its state never changes, so its source can be compiled."""
     cls: Any = type(hook)
     is_of_utils = str(cls.__module__).startswith("torch.nn.utils.")
     return is_of_utils and callable(hook) and isinstance(cls.__call__, FunctionType)
@@ -258,7 +258,7 @@ def call_of_package(
 
 
 def is_autograd_function(obj: object) -> bool:
-    """Whether it is `F.apply` of a subclass of torch.autograd.Function."""
+    """Return whether it is `F.apply` of a subclass of torch.autograd.Function."""
     return (
         isinstance(obj, MethodType)
         and obj.__func__ is _APPLY

@@ -89,8 +89,8 @@ def compile_for(c: Context, node: ast.For, rest: Sequence[Step]) -> bool:
 
 
 def _may_leave(c: Context, node: ast.For) -> bool:
-    """Whether a loop may end before its last element, or may change a list that was there before:
-    then a value of unknown type is read by Python's iterator."""
+    """Return whether a loop may end before its last element, or may change a list that was there
+    before: then a value of unknown type is read by Python's iterator."""
     for part in (p for s in node.body for p in ast.walk(s)):
         match part:
             case ast.Break() | ast.Return() | ast.Raise():
@@ -317,7 +317,7 @@ class _Body:
 
     @property
     def _asks(self) -> bool:
-        """Whether each step asks if there is an element."""
+        """Return whether each step asks if there is an element."""
         iteration = self.iteration
         if iteration is None or iteration.within is None:
             return False
@@ -360,7 +360,7 @@ class _Body:
         return names
 
     def _is_wanted_later(self, name: str) -> bool:
-        """Whether a variable that only the body assigns is read after the loop."""
+        """Return whether a variable that only the body assigns is read after the loop."""
         if not isinstance(self.node, ast.For | ast.While):
             return name in named_inside(self.node)
         return is_read_first(name, after(self.node, self.c.frame.source.node))
@@ -460,5 +460,5 @@ class _Body:
 
 
 def _may_be_rebound(value: Value) -> bool:
-    """Whether an in-place change of the variable rebinds it, as for tensors."""
+    """Return whether an in-place change of the variable rebinds it, as for tensors."""
     return t.is_tensor(value.type) or t.is_dynamic(value.type)

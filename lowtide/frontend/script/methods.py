@@ -72,13 +72,14 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
 
 
 def _is_list(c: Context, xs: Value) -> bool:
-    """Whether it is a list that the program makes, not a torch.Size, which has the same type."""
+    """Return whether it is a list that the program makes, not a torch.Size, which has the same
+    type."""
     maker = c.builder.makers.get(xs)
     return maker is not None and maker.name in ("list.make", "list.of")
 
 
 def has_method(type_: Type, name: str) -> bool:
-    """Whether values of this type have such a method."""
+    """Return whether values of this type have such a method."""
     match type_:
         case ListType(elem):
             return name in _LIST or (name == "numel" and elem == t.INT)

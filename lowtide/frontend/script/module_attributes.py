@@ -142,7 +142,8 @@ def note_not_replaced(c: Context, ref: ModuleRef, name: str) -> None:
 
 
 def _is_made_method(module: torch.nn.Module, name: str) -> bool:
-    """Whether the module stores a compiled method there, as modules of the class style do."""
+    """Return whether the module stores a compiled method there, as modules of the class style
+    do."""
     made = vars(module).get(name)
     return mark_of(made, "__lowtide_function__") is not None and hasattr(type(module), name)
 
@@ -181,8 +182,8 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
 
 
 def _is_function(found: object) -> bool:
-    """Whether it is a function, a class or a Python module. A function may be compiled, traced or
-    loaded, and partially applied to plain data."""
+    """Return whether it is a function, a class or a Python module. A function may be compiled,
+    traced or loaded, and partially applied to plain data."""
     if isinstance(found, functools.partial):
         given = (*found.args, *found.keywords.values())  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return _is_function(found.func) and all(map(is_literal, given))  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
@@ -205,7 +206,7 @@ def _not_held(name: str, found: object) -> tuple[str, str]:
 
 
 def _holds_modules(found: object) -> bool:
-    """Whether it is a plain list, tuple or dict of modules, or a module outside the tree."""
+    """Return whether it is a plain list, tuple or dict of modules, or a module outside the tree."""
     if isinstance(found, dict):
         found = list(cast("dict[object, object]", found).values())
     if isinstance(found, list | tuple):
@@ -360,7 +361,7 @@ def _read_in_place(c: Context, ref: ModuleRef, name: str) -> Value:
 
 
 def _only_computes(ref: ModuleRef, name: str) -> bool:
-    """Whether it is a weight that a PyTorch parametrization computes from parameters alone.
+    """Return whether it is a weight that a PyTorch parametrization computes from parameters alone.
     Spectral norm is not: reading its weight advances its power iteration."""
     made = dict(ref.module.named_children()).get("parametrizations")
     steps = () if made is None else dict(made.named_children()).get(name, ())

@@ -205,7 +205,7 @@ _UNIMPLEMENTED = torch.nn.Module.forward
 
 
 def is_torch_function(fn: FunctionType) -> bool:
-    """Whether it is a method of nn.Module or of one of its containers."""
+    """Return whether it is a method of nn.Module or of one of its containers."""
     return fn.__module__ in ("torch.nn.modules.module", "torch.nn.modules.container")
 
 

@@ -56,8 +56,8 @@ class Restart(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Knowledge:
-    """What outlives a Restart. `dynamic`: attributes that are assigned, `by_python`: in functions
-    left to Python. `literal_types`: attributes of these types are constants.
+    """The knowledge that outlives a Restart. `dynamic`: attributes that are assigned, `by_python`:
+    in functions left to Python. `literal_types`: attributes of these types are constants.
 
     `container_types`: by path, of lists and dicts into which the program puts more than they hold.
 
@@ -65,7 +65,8 @@ class Knowledge:
     does, not before the call.
 
     `as_declared`: what a class declares Optional is read as such, whatever it is now.
-    `leaves_parts`: parts from installed packages may be left to Python."""
+    `leaves_parts`: parts from installed packages may be left to Python.
+    """
 
     dynamic: set[str] = field(default_factory=set[str])
     by_python: set[str] = field(default_factory=set[str])
@@ -217,7 +218,7 @@ def _is_pytorchs(fn: FunctionType) -> bool:
 
 
 def is_torch_class(cls: type | FunctionType) -> bool:
-    """Whether a class, or a method of one, is PyTorch's."""
+    """Return whether a class, or a method of one, is PyTorch's."""
     return str(cls.__module__).split(".")[0] == "torch"  # None: made by exec
 
 

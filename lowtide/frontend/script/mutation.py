@@ -57,7 +57,7 @@ def changed_names(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def is_inplace(method: str) -> bool:
-    """Whether a tensor method changes its tensor: `add_`, `zero_`; but not `__len__`."""
+    """Return whether a tensor method changes its tensor: `add_`, `zero_`; but not `__len__`."""
     return method.endswith("_") and not method.endswith("__")
 
 
@@ -126,7 +126,7 @@ def _after(loop: ast.AST, nodes: Sequence[ast.AST]) -> list[list[ast.AST]] | Non
 
 
 def is_read_first(name: str, bodies: Sequence[Sequence[ast.AST]]) -> bool:
-    """Whether the name may be read in these bodies before it has surely been assigned."""
+    """Return whether the name may be read in these bodies before it has surely been assigned."""
     jumped = False
     for body in bodies:
         found = _first_use(name, body)
@@ -148,7 +148,7 @@ def _first_use(name: str, nodes: Sequence[ast.AST | None]) -> bool | None:
 
 
 def _jumps(node: ast.AST | None) -> bool:
-    """Whether a `break` or `continue` may lead out of a statement."""
+    """Return whether a `break` or `continue` may lead out of a statement."""
     match node:
         case ast.Break() | ast.Continue():
             return True

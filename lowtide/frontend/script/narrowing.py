@@ -131,14 +131,15 @@ def _left(type_: Type, tested: Sequence[Type]) -> Type:
 
 
 def _tells_all(type_: Type) -> bool:
-    """Whether a value found to be of this type can be compiled as such: no subclass is possible."""
+    """Return whether a value found to be of this type can be compiled as such: no subclass is
+    possible."""
     cls = classes.class_of(type_)
     return cls is None or (cls.__module__ != "builtins" and not type.__subclasses__(cls))
 
 
 def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
-    """Whether a value of this type is of one of the tested types; None if that is known at run
-    time."""
+    """Return whether a value of this type is of one of the tested types; None if that is known at
+    run time."""
     if type_ == t.ListType(t.INT):
         return _is_one_of_ints(tested)
     named = [x for x in tested if isinstance(x, t.TupleType) and x.cls]

@@ -1,4 +1,5 @@
-"""What an expression may be while compiling: an SSA value, or something known only to the compiler.
+"""Nodes are the values of expressions while compiling: an SSA value, or something known only to the
+compiler.
 
 In: the results of compiling expressions. Out: records that calls, attributes and loops take apart.
 
@@ -203,7 +204,7 @@ class Call:
 
 
 def is_choosable(node: Node | Poison | None) -> bool:
-    """Whether it may be chosen among others at run time: a module, a method, a function or a
+    """Return whether it may be chosen among others at run time: a module, a method, a function or a
     class."""
     if isinstance(node, PythonObject):
         return callable(node.obj)
@@ -213,7 +214,8 @@ def is_choosable(node: Node | Poison | None) -> bool:
 
 
 def is_data(node: Node | Poison | None) -> bool:
-    """Whether Python has an object for it that is data: a slice, a range, a dtype's limits."""
+    """Return whether Python has an object for it that is data: a slice, a range, a dtype's
+    limits."""
     is_limits = isinstance(node, PythonObject) and isinstance(node.obj, torch.finfo | torch.iinfo)
     return is_limits or isinstance(node, Slice | Range)
 

@@ -101,7 +101,7 @@ def _joined(c: Context, op: ast.operator, left: Node, right: Node) -> Members | 
 
 
 def _is_class(found: Node) -> bool:
-    """Whether it can be an operand of `int | None`."""
+    """Return whether it can be an operand of `int | None`."""
     if isinstance(found, Value):
         return found.type == t.NONE
     return isinstance(found, PythonObject) and isinstance(found.obj, type | UnionType)
@@ -129,8 +129,8 @@ def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, righ
 
 
 def _is_torch(py_name: str, sides: Sequence[t.Type]) -> bool:
-    """Whether the operator is certainly PyTorch's: one operand is a tensor, and PyTorch takes the
-    other. `==` with a possible None is not."""
+    """Return whether the operator is certainly PyTorch's: one operand is a tensor, and PyTorch
+    takes the other. `==` with a possible None is not."""
     if py_name in ("py.eq", "py.ne") and any(t.is_subtype(t.NONE, s) for s in sides):
         return False
     vague = (s for s in sides if not t.is_tensor_or_number(s))
@@ -300,8 +300,8 @@ def _among(c: Context, node: ast.AST, item: Value, container: Node) -> Value | N
 
 
 def _has_own_equality(node: Node) -> bool:
-    """Whether the object's class may define equality, which Python then asks at run time. Callables
-    and the like equal only themselves."""
+    """Return whether the object's class may define equality, which Python then asks at run time.
+    Callables and the like equal only themselves."""
     if not isinstance(node, PythonObject) or isinstance(node.obj, type | tuple):
         return False
     own: object = type(node.obj).__eq__

@@ -39,7 +39,7 @@ class _Items(tuple[Any, ...]):
 
 
 class Presence:
-    """Whether there was an attribute of this name, whatever its value."""
+    """Records whether there was an attribute of this name, whatever its value."""
 
     __slots__ = ("is_there",)
 
@@ -62,13 +62,12 @@ _Key = tuple[int, str, type]
 
 @dataclass(slots=True)
 class Assumptions:
-    """What one program relies on, by holder and name. `varying`: globals that have changed before.
-    `counts`: how often, by name. `differences`: the assumptions of the previous program that
-    failed. `log`: each read, in order. `live`: containers, by id, that are not constants of the
-    program because it changes them. `assigned`: attributes that it assigns, with their holders.
+    """The assumptions of one program, by holder and name. `varying`: globals that have changed
+    before. `counts`: how often, by name. `differences`: the assumptions of the previous program
+    that failed. `log`: each read, in order. `live`: containers, by id, that are not constants of
+    the program because it changes them. `assigned`: attributes that it assigns, with their holders.
     `puts_more`: it puts new types into a list or dict of the caller. `called`, `methods`: names of
-    methods that objects must not override, by value and by operand.
-    """
+    methods that objects must not override, by value and by operand."""
 
     found: dict[_Key, Row] = field(default_factory=dict["_Key", "Row"])
     log: list[Row] = field(default_factory=list["Row"])
@@ -89,8 +88,8 @@ class Assumptions:
         self.methods = {k: frozenset(names) for k, names in rows}
 
     def is_live(self, obj: object) -> bool:
-        """Whether the program reads the object itself, not a copy: it changes it, or the object
-        holds tensors or itself, or computes items, as a defaultdict does."""
+        """Return whether the program reads the object itself, not a copy: it changes it, or the
+        object holds tensors or itself, or computes items, as a defaultdict does."""
         return id(obj) in self.live or hasattr(type(obj), "__missing__") or _is_unlike(obj, ())
 
     def note_read(self, holder: object, name: str, kept: object) -> None:
@@ -148,7 +147,7 @@ class Assumptions:
         self.found.setdefault((id(holder), name, kind), (holder, name, kept))
 
     def has_data(self) -> bool:
-        """Whether anything other than code was assumed."""
+        """Return whether anything other than code was assumed."""
         code = (FunctionType, BuiltinFunctionType, type, ModuleType, CodeType, Presence)
         rows = self.found.values()
         return any(n not in _DEFAULTS and not isinstance(found, code) for _, n, found in rows)
@@ -199,7 +198,8 @@ class Assumptions:
 
 
 def _is_unlike(obj: object, outer: tuple[object, ...]) -> bool:
-    """Whether a copy of the container would behave differently. `outer`: containers around it."""
+    """Return whether a copy of the container would behave differently. `outer`: containers around
+    it."""
     if isinstance(obj, torch.Tensor):
         return True
     if not isinstance(obj, list | tuple | dict):
@@ -274,19 +274,20 @@ def holder_of(fn: FunctionType, name: str) -> Any:
 
 
 def still_finds(holder: object, name: str, found: object) -> bool:
-    """Whether another look-up finds the same object, not a new one."""
+    """Return whether another look-up finds the same object, not a new one."""
     return isinstance(found, _CONTAINERS) or same(found, now_at(holder, name))
 
 
 def is_installed_code(fn: object) -> bool:
-    """Whether the callee belongs to Python, PyTorch or an installed package."""
+    """Return whether the callee belongs to Python, PyTorch or an installed package."""
     fn = fn.__func__ if isinstance(fn, MethodType) else fn
     owner = fn if isinstance(fn, type | FunctionType) else type(fn)
     return isinstance(fn, BuiltinFunctionType) or not may_change(owner)
 
 
 def may_change(owner: object) -> bool:
-    """Whether the owner's attributes may change; those of PyTorch and installed packages do not."""
+    """Return whether the owner's attributes may change; those of PyTorch and installed packages do
+    not."""
     if isinstance(owner, ModuleType):
         file = getattr(owner, "__file__", None)
         return not is_installed_file(file) and not _is_stdlib(owner.__name__)
@@ -371,14 +372,14 @@ def _test_of(x: Any, items: _Items) -> Callable[[Any], bool]:
 
 
 def _is_mutable(x: object) -> bool:
-    """Whether the container may hold something else later."""
+    """Return whether the container may hold something else later."""
     if isinstance(x, tuple | frozenset):
         return any(map(_is_mutable, cast("tuple[object, ...]", x)))
     return isinstance(x, _CONTAINERS)
 
 
 def _is_plain(x: object) -> bool:
-    """Whether `==` on the value is fast, and equality decides everything but the type."""
+    """Return whether `==` on the value is fast, and equality decides everything but the type."""
     return x is None or type(x) in (bool, int, float, str) or isinstance(x, FunctionType | type)
 
 

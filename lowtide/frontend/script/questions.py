@@ -137,7 +137,7 @@ def _hasattr(c: Context, call: Call) -> Node:
 
 
 def _class_has(value: Value, name: str) -> bool:
-    """Whether all values of this type have the attribute through their class."""
+    """Return whether all values of this type have the attribute through their class."""
     cls = None if isinstance(value.type, OptionalType) else python_class(value.type)
     return cls is not None and any(name in vars(base) for base in cls.__mro__)
 

@@ -21,7 +21,7 @@ running: set[tuple[int, object]] = set()
 
 
 def is_inside(fn: object) -> bool:
-    """Whether this thread is in a recursive call of the function."""
+    """Return whether this thread is in a recursive call of the function."""
     return (get_ident(), fn) in running
 
 

@@ -80,7 +80,7 @@ def unwrap(fn: Callable[..., Any]) -> FunctionType:
 
 
 def is_decorated(fn: FunctionType) -> bool:
-    """Whether it is a wrapper that passes all its arguments on (`functools.wraps`)."""
+    """Return whether it is a wrapper that passes all its arguments on (`functools.wraps`)."""
     wrapped = getattr(fn, "__wrapped__", None)
     takes_all = fn.__code__.co_flags & inspect.CO_VARARGS
     return isinstance(wrapped, FunctionType) and bool(takes_all)
@@ -106,7 +106,7 @@ _KNOWN = frozenset({"torch", "lowtide"})
 
 
 def is_stdlib(fn: FunctionType | MethodType) -> bool:
-    """Whether the function is in Python's standard library, or in this package."""
+    """Return whether the function is in Python's standard library, or in this package."""
     file = fn.__code__.co_filename
     if file.startswith(_OWN):
         return True
@@ -115,7 +115,7 @@ def is_stdlib(fn: FunctionType | MethodType) -> bool:
 
 
 def is_installed(obj: object) -> bool:
-    """Whether it is from an installed package other than this one and PyTorch.
+    """Return whether it is from an installed package other than this one and PyTorch.
     `torch.distributions` counts as installed: it is Python throughout and uses `try`."""
     module = str(getattr(obj, "__module__", None))
     root = module.partition(".")[0]
@@ -131,7 +131,7 @@ _LIBRARY = frozenset(
 
 
 def is_of_library(obj: object) -> bool:
-    """Whether it is a function, or a method of an object, of one of these modules."""
+    """Return whether it is a function, or a method of an object, of one of these modules."""
     owner = getattr(obj, "__self__", None)
     if owner is None or isinstance(owner, ModuleType):
         owner = obj
@@ -140,7 +140,7 @@ def is_of_library(obj: object) -> bool:
 
 
 def is_installed_file(file: str | None) -> bool:
-    """Whether a file is in a directory of installed packages."""
+    """Return whether a file is in a directory of installed packages."""
     return not _INSTALLED.isdisjoint(Path(file or "").parts)
 
 
@@ -148,7 +148,7 @@ SOURCE: Final = "__lowtide_source__"  # the attribute of a function that has no 
 
 
 def has_own_source(fn: object) -> bool:
-    """Whether the function was made from a file of a program: Python never runs its code."""
+    """Return whether the function was made from a file of a program: Python never runs its code."""
     return isinstance(fn, FunctionType) and SOURCE in vars(fn)
 
 

@@ -74,8 +74,8 @@ def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
 
 
 def _says_less(type_: Type, declared: Type) -> bool:
-    """Whether a declaration is believed of a value whose type says less. A number is one beside a
-    tensor, too, whatever is declared."""
+    """Return whether a declaration replaces the type of a value, because that type says less. A
+    type that may be a tensor or a number stays, whatever is declared."""
     vague = t.is_dynamic(type_) and not t.is_tensor_or_number(type_)
     return vague and not t.is_dynamic(declared)
 
@@ -84,7 +84,7 @@ _LITERALS = ("list.make", "dict.make", "tuple.make")
 
 
 def _declared_within(maker: Op, declared: Type) -> Sequence[Type]:
-    """What a declaration says of the elements of a literal."""
+    """Return the types that a declaration gives to the elements of a literal."""
     if maker.name == "list.make" and isinstance(declared, ListType):
         return [declared.elem] * len(maker.operands)
     if maker.name == "dict.make" and isinstance(declared, DictType):
@@ -259,7 +259,8 @@ def _with(c: Context, node: ast.With, items: Sequence[ast.withitem]) -> None:
 
 
 def _is_inlined(c: Context, node: ast.expr, manager: Value) -> bool:
-    """Whether `__enter__` and `__exit__` have source that compiles; else Python calls them."""
+    """Return whether `__enter__` and `__exit__` have source that compiles; else Python calls
+    them."""
     if any(classes.method_of(manager.type, n) is None for n in ("__enter__", "__exit__")):
         return False
     depth, outer = len(c.frames), dict(c.frame.vars)

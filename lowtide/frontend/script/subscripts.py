@@ -40,7 +40,7 @@ class _Growing:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """What stands in the brackets."""
+    """The items in the brackets of a subscript: see `ir.opdefs.Indexing`."""
 
     spec: tuple[str, ...]
     operands: tuple[Value, ...]

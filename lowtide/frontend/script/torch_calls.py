@@ -110,7 +110,7 @@ def _argument(c: Context, node: ast.AST, found: Node) -> Value:
 def _is_compiled(
     source: str, record: OpRecord, args: Sequence[Value], keywords: Mapping[str, Value]
 ) -> bool:
-    """Whether the record may stand for the call: PyTorch takes it, too."""
+    """Return whether the record may stand for the call: PyTorch takes it, too."""
     if record.name == "getitem" or is_left(record):
         return False
     draws = not isinstance(record.effects, Effects) or bool(record.effects & Effects.DRAWS)

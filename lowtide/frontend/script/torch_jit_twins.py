@@ -24,17 +24,17 @@ _FUNCTION: Final[Any] = torch.jit.ScriptFunction
 
 
 def is_module(obj: object) -> bool:
-    """Whether torch.jit made this module."""
+    """Return whether torch.jit made this module."""
     return isinstance(obj, _MODULE)
 
 
 def is_function(obj: object) -> bool:
-    """Whether torch.jit compiled this function."""
+    """Return whether torch.jit compiled this function."""
     return isinstance(obj, _FUNCTION)
 
 
 def is_twin(module: torch.nn.Module) -> bool:
-    """Whether a module is the twin of one of torch.jit."""
+    """Return whether a module is the twin of one of torch.jit."""
     return MODE in vars(module)
 
 

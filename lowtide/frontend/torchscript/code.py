@@ -86,7 +86,7 @@ Error = Callable[[ast.AST, str, str], LoadError]
 
 @dataclass(frozen=True, slots=True)
 class ModuleClass:
-    """What the code says of a class of modules beside its methods."""
+    """The facts about a class of modules in the code, besides its methods."""
 
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
@@ -141,7 +141,7 @@ class Code:
         return self._class(file, found, path)
 
     def defines(self, path: str) -> bool:
-        """Whether the code has a class or a function of this dotted name."""
+        """Return whether the code has a class or a function of this dotted name."""
         owner, _, name = path.rpartition(".")
         is_known = _MANGLED.sub("", path) in _KNOWN
         return is_known or name in self._definitions(f"{owner.replace('.', '/')}.py")

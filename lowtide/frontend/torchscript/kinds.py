@@ -1,4 +1,4 @@
-"""Who runs an operator: kernels, PyTorch, Python, or nobody.
+"""Says which part runs an operator: kernels, PyTorch, Python, or none.
 
 In: a name in an archive's code, or an op of a program. Out: "kernels" if it has a lowering, so that
 it can be part of a kernel; "PyTorch"; "Python" for lists, numbers and strings; or "missing".

@@ -55,7 +55,7 @@ Item.__name__ = "Subscript"  # by which `ast.unparse` knows it
 
 
 class Names(Protocol):
-    """What the names of an archive mean."""
+    """The meaning of an archive's names."""
 
     def bind(self, path: str, node: ast.AST) -> str:
         """Bind a dotted name as an outer name, which is returned. Raises LoadError."""
@@ -70,11 +70,12 @@ class Names(Protocol):
         ...
 
     def is_converted(self, node: ast.expr) -> bool:
-        """Whether an argument of this type may be given in another form. Raises LoadError."""
+        """Return whether an argument of this type may be given in another form. Raises
+        LoadError."""
         ...
 
     def is_bound(self, name: str) -> bool:
-        """Whether it is an outer name of the language, or one that was bound."""
+        """Return whether it is an outer name of the language, or one that was bound."""
         ...
 
     def error(self, node: ast.AST, problem: str) -> LoadError:

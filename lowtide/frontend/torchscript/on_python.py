@@ -231,7 +231,7 @@ def text_of(c: Context, node: ast.AST, value: Value) -> Value:
 
 
 def is_enum(type_: Type) -> bool:
-    """Whether of members of an enum."""
+    """Return whether the values of the type are members of an enum."""
     cls = class_of(type_)
     return cls is not None and issubclass(cls, enum.Enum)
 

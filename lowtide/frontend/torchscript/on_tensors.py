@@ -55,8 +55,8 @@ def source_of(namespace: str, name: str) -> str:
 
 
 def _is_operator(found: object, path: str, aten: str) -> bool:
-    """Whether PyTorch's own binding of the operator; not a function of Python's, whose arguments
-    may be others."""
+    """Return whether the object is PyTorch's own binding of the operator. A Python function is not:
+    it may have other arguments."""
     if path == "Tensor":
         return isinstance(found, MethodDescriptorType | GetSetDescriptorType)
     if not isinstance(found, BuiltinFunctionType):
@@ -157,7 +157,7 @@ def _items(c: Context, listed: Value) -> Items | None:
 
 
 def _index_put(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """Where it does not add, it is an assignment to items."""
+    """Compile `index_put_`. If it does not accumulate, it is an assignment to items."""
     adds = c.constant(args[3]) if len(args) > 3 else False
     items = _items(c, args[1])
     if items is None or adds is not False:
@@ -196,7 +196,7 @@ def _to(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _is_device_form(c: Context, args: Values) -> bool:
-    """Whether a None in second place is a device: a dtype stands in third place then."""
+    """Return whether a None in second place is a device. A dtype is then in third place."""
     is_none = args[1].type == t.NONE
     return is_none and len(args) > 2 and args[2].type in (t.INT, t.DTYPE, t.NONE)
 

@@ -105,7 +105,7 @@ def _called(
 
 
 def _is_on_python(args: Sequence[Value]) -> bool:
-    """Whether the operator is Python's: of a list, a dict or a string, or of no tensor."""
+    """Return whether the operator is Python's: of a list, a dict or a string, or of no tensor."""
     types = [a.type.elem if isinstance(a.type, OptionalType) else a.type for a in args]
     if types and (isinstance(types[0], ListType | DictType | TupleType) or types[0] == t.STR):
         return True
@@ -291,7 +291,8 @@ def _as_returned(c: Context, call: Call) -> Node:
 
 
 def _may_leave(type_: Type) -> bool:
-    """Whether it may hold a string that ends within a character, or an int beyond 64 bits."""
+    """Return whether it may hold a string that ends within a character, or an int beyond 64
+    bits."""
     match type_:
         case t.STR | t.INT:
             return True

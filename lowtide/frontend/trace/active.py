@@ -47,7 +47,7 @@ def active() -> Recorder | None:
 
 
 def is_tracing() -> bool:
-    """Whether `lt.trace` is recording this code."""
+    """Return whether `lt.trace` is recording this code."""
     return _state.recorder is not None
 
 

@@ -30,7 +30,8 @@ from lowtide.torch_private.pytree import tensors_in
 
 
 def is_recorded(cls: type) -> bool:
-    """Whether a call of the class is one op: Lowtide's own are seen through."""
+    """Return whether a call of the class is one op. Calls of Lowtide's own are recorded op by
+    op."""
     return not cls.__module__.startswith("lowtide.")
 
 

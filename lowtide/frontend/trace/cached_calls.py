@@ -26,7 +26,7 @@ _MISSING: Final = object()
 
 
 def is_cached_call(frame: types.FrameType) -> bool:
-    """Whether the frame is about to call a function of `functools.lru_cache`."""
+    """Return whether the frame is about to call a function of `functools.lru_cache`."""
     callee = _callee(frame.f_code, frame.f_lasti)
     if callee is None:
         return False
@@ -37,7 +37,7 @@ def is_cached_call(frame: types.FrameType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _callee(code: types.CodeType, instruction: int) -> ast.expr | None:
-    """What the instruction calls, as the source says it; None if it is no call."""
+    """Return the expression in the source that the instruction calls; None if it is no call."""
     places = code.co_positions()
     first, last, begin, end = next(itertools.islice(places, instruction // 2, None))
     if first is None or last is None or begin is None or end is None:
@@ -53,7 +53,7 @@ def _callee(code: types.CodeType, instruction: int) -> ast.expr | None:
 
 
 def _named(node: ast.expr, frame: types.FrameType) -> object:
-    """What `name` or `base.name` is in the frame; nothing that would run code is asked."""
+    """Return the value of `name` or `base.name` in the frame, without running code."""
     if isinstance(node, ast.Attribute):
         base = _named(node.value, frame)
         return _MISSING if base is _MISSING else inspect.getattr_static(base, node.attr, _MISSING)

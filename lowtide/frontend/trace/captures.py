@@ -84,7 +84,7 @@ class Captures:
                 self._named[id(tensor)] = path
 
     def is_named(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is a parameter or buffer of the root."""
+        """Return whether the tensor is a parameter or buffer of the root."""
         return id(tensor) in self._named
 
     def capture(self, tensor: torch.Tensor) -> Value:

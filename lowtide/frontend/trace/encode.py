@@ -108,7 +108,7 @@ def dict_make(builder: Builder, keys: Sequence[Value], values: Sequence[Value]) 
 
 
 def _is_member(x: object) -> bool:
-    """Whether it is one member of an enum that is not a number or string as well."""
+    """Return whether it is one member of an enum that is not a number or string as well."""
     if not isinstance(x, enum.Enum) or isinstance(x, int | float | str):
         return False
     return x.name in type(x).__members__
@@ -121,7 +121,7 @@ def _member(known: Known, x: enum.Enum) -> Value:
 
 
 def is_encodable(x: Any) -> bool:
-    """Whether `encode` accepts it."""
+    """Return whether `encode` accepts it."""
     if isinstance(x, tuple | list):
         return all(map(is_encodable, cast("Sequence[Any]", x)))
     if type(x) is dict:
@@ -181,8 +181,8 @@ _WORDS: Final[dict[t.Type, str]] = {t.INT: "int", t.BOOL: "bool"}
 
 
 def _stands_for_a_tuple(index: list[Any]) -> bool:
-    """Whether PyTorch takes this list for a tuple of items, as `x[[[0, 1], [2, 3]]]` for
-    `x[[0, 1], [2, 3]]`: one that is short and holds more than numbers. The rule is that of
+    """Return whether PyTorch reads this list as a tuple of items, as `x[[[0, 1], [2, 3]]]` for
+    `x[[0, 1], [2, 3]]`. Such a list is short and holds more than numbers. The rule is that of
     `treatSequenceAsTuple` in torch/csrc/autograd/python_variable_indexing.cpp."""
     kinds = (torch.Tensor, np.ndarray, list, tuple, range, slice, EllipsisType, type(None))
     if len(index) >= _SHORT or not _lists_are_tuples():
@@ -195,7 +195,7 @@ def _stands_for_a_tuple(index: list[Any]) -> bool:
 
 @functools.cache
 def _lists_are_tuples() -> bool:
-    """Whether this PyTorch still does so: it warns that it is to end."""
+    """Return whether this PyTorch still reads lists as tuples. It warns that this will end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.zeros(2, 2, device="cpu")[[[0], [1]]].dim() == 1
@@ -223,7 +223,7 @@ def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
 
 
 def has_traced(known: Known, x: Any) -> bool:
-    """Whether an argument holds a tensor, or a number of this run."""
+    """Return whether an argument holds a tensor, or a number of this run."""
     if isinstance(x, torch.Tensor | Value):
         return True
     if isinstance(x, Traced):

@@ -182,7 +182,8 @@ class TraceMode(TorchFunctionMode):
             self.recorder.warn_frozen(what, place, "torch.enable_grad around the call")
 
     def _is_fixed(self, source: str, operands: list[Any]) -> bool:
-        """Whether the call gives the same each time: its operands are constants."""
+        """Return whether the call returns the same each time, because its operands are
+        constants."""
         tensors = tensors_in(operands)
         numbers = any(plain(x) is not x for x in operands)
         known = bool(tensors) or source in _FROM_PYTHON
@@ -211,7 +212,7 @@ _SETTERS: Final = ("Tensor.data.__set__", "Tensor.grad.__set__")  # no version t
 
 
 def _is_its_own(x: torch.Tensor, data: torch.Tensor | None) -> bool:
-    """Whether `x.data = data` changes nothing: the data is that of x."""
+    """Return whether `x.data = data` changes nothing, because the data is that of x."""
     if data is None:
         return False
     facts = [(t.data_ptr(), t.dtype, t.device, t.shape, t.stride()) for t in (x, data)]
@@ -229,7 +230,7 @@ def _another_name(x: torch.Tensor) -> torch.Tensor:
 
 
 def _is_called_by(code: types.CodeType) -> bool:
-    """Whether the call that is seen was made by this function of PyTorch's, or just beneath it."""
+    """Return whether this function of PyTorch's made the call, directly or a few frames above."""
     frame = frame_at(1)
     for _ in range(6):
         if frame.f_back is None:
@@ -245,10 +246,11 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]
 
 
 def _shape(x: torch.Tensor) -> Any:
-    """What `x.t_()` changes, and `torch.cat(..., out=x)` if x has another size."""
+    """Return the shape and strides, which `x.t_()` changes, and `torch.cat(..., out=x)` if x has
+    another size."""
     return None if x.is_nested or x.layout is not torch.strided else (x.shape, x.stride())
 
 
 def _version(x: torch.Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors do not count."""
+    """Return the number of in-place changes of the tensor; -1 for inference tensors."""
     return -1 if x.is_inference() else version(x)

@@ -40,7 +40,7 @@ class Nest:
     spec: Any = None
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        """What was taken apart, around these leaves."""
+        """Rebuild the nest around these leaves."""
         if self.kind == "leaf":
             return next(leaves)
         if self.kind == "none":
@@ -92,7 +92,8 @@ class Nest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether IR can say it: a leaf, or tuples, lists and dicts of these and None."""
+        """Return whether IR can express the nest: a leaf, or tuples, lists and dicts of these and
+        None."""
         is_said = self.kind in (tuple, list) or (
             self.kind is dict and all(map(is_literal, self.keys))
         )
@@ -134,7 +135,8 @@ def _kind(value: object) -> type:
 
 
 def _parts(value: Any) -> _Parts | None:
-    """What a container holds, under which keys, and PyTorch's spec where Python cannot rebuild."""
+    """Return the items of a container, their keys, and PyTorch's spec if Python cannot rebuild it;
+    None for a leaf."""
     if type(value) is dict:
         held = cast("dict[Any, Any]", value)
         return list(held.values()), tuple(held), None
@@ -151,7 +153,7 @@ def _parts(value: Any) -> _Parts | None:
 
 
 def describe(value: object) -> str:
-    """What a value is, for messages."""
+    """Return a description of the value's type, for messages."""
     shown = f" ({value!r})" if isinstance(value, int | float | str | bool) else ""
     return f"{_article(type(value).__name__)}{shown}"
 

@@ -29,7 +29,7 @@ class NumberRecorder(Protocol):
     """The interface of the recorder for numbers."""
 
     def is_live(self) -> bool:
-        """Whether the run of these numbers goes on."""
+        """Return whether the run of these numbers is still going on."""
         ...
 
     def number_op(self, name: str, operands: list[Any], result: Any) -> Any:

@@ -84,20 +84,20 @@ class Recorder:
         self._tensors[id(tensor)] = (tensor, value)
 
     def depends(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's values may differ in another call."""
+        """Return whether the tensor's values may differ in another call."""
         found = self._tensors.get(id(tensor))
         if found is None:
             return self.captures.is_named(tensor)
         return found[1] not in self._fixed
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is an input, was made in this run, or is captured."""
+        """Return whether the tensor is an input, was made in this run, or is captured."""
         return id(tensor) in self._tensors
 
     # -- numbers --
 
     def is_live(self) -> bool:
-        """Whether the run goes on, in this thread."""
+        """Return whether the run goes on, in this thread."""
         return not self.done and threading.get_ident() == self._thread
 
     def number(self, number: Any) -> Value | None:

@@ -33,7 +33,7 @@ class Given:
     before: Any
 
     def is_changed(self) -> bool:
-        """Whether the call changed its contents."""
+        """Return whether the call changed its contents."""
         now = list(_contents(self.seen))
         return len(now) != len(self.before) or any(
             a is not b for a, b in zip(now, self.before, strict=True)

@@ -50,7 +50,7 @@ class Form:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the arguments are tensors."""
+        """Return whether the arguments are tensors."""
         return all(n.kind == "leaf" for n in self.nests)
 
 

@@ -166,7 +166,7 @@ def _loc(file: str, line: int, function: str) -> Loc:
 
 
 def is_users(code: CodeType) -> bool:
-    """Whether the code is the user's; cached by id."""
+    """Return whether the code is the user's; cached by id."""
     for known in (USER_CODES, _skipped_codes, _keeping_codes):
         if id(code) in known:
             return known is USER_CODES

@@ -84,8 +84,8 @@ _NOT_USES = _HARMLESS | {
 
 
 class Ending(NamedTuple):
-    """What disposed a tensor. `code`, `instruction`: the user's. `how`: in words. `opened`: where
-    the scope was opened. `is_block`: whether a `with` block ended."""
+    """The event that disposed a tensor. `code`, `instruction`: the user's. `how`: in words.
+    `opened`: where the scope was opened. `is_block`: True if a `with` block ended."""
 
     code: CodeType | None
     instruction: int
@@ -179,7 +179,7 @@ for _name in _special - _NOT_USES:
 
 
 def is_gone(tensor: torch.Tensor) -> bool:
-    """Whether the handle was disposed."""
+    """Return whether the handle was disposed."""
     return type(tensor) is DisposedTensor
 
 
@@ -359,7 +359,7 @@ def _is_released(tensor: torch.Tensor) -> bool:
 
 
 def _is_applied(frame: FrameType) -> bool:
-    """Whether the frame may call a custom Function."""
+    """Return whether the frame may call a custom Function."""
     return "apply" in frame.f_code.co_names
 
 

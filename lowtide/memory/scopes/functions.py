@@ -93,7 +93,7 @@ def dispose(*ts: Any) -> None:
 
 @by_python
 def is_disposed(t: torch.Tensor) -> bool:
-    """Whether the tensor was disposed. Raises TypeError for anything but a tensor."""
+    """Return whether the tensor was disposed. Raises TypeError for anything but a tensor."""
     return is_gone(one_tensor(t))
 
 

@@ -100,7 +100,8 @@ class DisposeScope(Place):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the scope has ended: it has disposed its tensors and cannot be opened again."""
+        """Return whether the scope has ended: it has disposed its tensors and cannot be opened
+        again."""
         return self.log is None
 
     @property
@@ -115,7 +116,8 @@ class DisposeScope(Place):
         return len(self.owned)
 
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether the scope owns the tensor. Raises TypeError for other values, also for lists."""
+        """Return whether the scope owns the tensor. Raises TypeError for other values, also for
+        lists."""
         return self.find(one_tensor(tensor)) is not None
 
     @overload

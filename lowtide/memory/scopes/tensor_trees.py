@@ -56,7 +56,7 @@ def _inner(tensor: torch.Tensor) -> list[Any]:
 
 
 def is_nest(value: object) -> bool:
-    """Whether the value is a container that `tensors_in` searches."""
+    """Return whether the value is a container that `tensors_in` searches."""
     return isinstance(value, Mapping | list | tuple | set | frozenset | deque) or (
         dataclasses.is_dataclass(value) and not isinstance(value, type)
     )

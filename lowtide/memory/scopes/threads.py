@@ -1,4 +1,4 @@
-"""Whether another thread may be using a tensor that is disposed.
+"""Decides whether another thread may be using a tensor that is disposed.
 
 In: the threads that run Python. Out: whether one of them may be inside PyTorch's C++ with a tensor
 of this thread. PyTorch's methods (`x.exp_()`) hold no reference to `x` and release the GIL while
@@ -34,12 +34,12 @@ _SERVANTS = frozenset({
 
 
 def is_alone() -> bool:
-    """Whether no other thread runs Python code."""
+    """Return whether no other thread runs Python code."""
     return not count_of_threads() and threading.get_ident() == threading.main_thread().ident
 
 
 def may_share() -> bool:
-    """Whether a tensor of this thread may be in use on another thread that runs Python."""
+    """Return whether a tensor of this thread may be in use on another thread that runs Python."""
     try:
         return not is_alone() and _may_share()
     except Exception:  # such as MemoryError or RecursionError: a scope's end must not fail

@@ -252,7 +252,7 @@ def set_current(place: Place | None) -> None:
 
 
 def is_innermost(place: Place) -> bool:
-    """Whether `place` is the innermost of this context, ended or not."""
+    """Return whether `place` is the innermost of this context, ended or not."""
     return _innermost.get() is place
 
 
@@ -402,7 +402,8 @@ def _are_recorded(thread: ThreadState, made: Any, frame: FrameType | None) -> bo
 
 
 def _is_fresh(tensor: torch.Tensor, references: int) -> bool:
-    """Whether the tensor is new: nothing refers to it but the call that returned it and C++."""
+    """Return whether the tensor is new: nothing refers to it but the call that returned it and
+    C++."""
     return references <= FRESH + _BY_CPP * (use_count(tensor) > 1)
 
 
@@ -415,7 +416,7 @@ def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
-    """Whether scopes own tensors of its class: no parameters, no class with a
+    """Return whether scopes own tensors of its class: no parameters, no class with a
     `__torch_dispatch__`."""
     kind: Any = type(tensor)
     if kind is _Tensor:

@@ -42,7 +42,7 @@ MOST_POINTS: Final = 1 << 18  # of a sum; to run an iteration from Python takes 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """What a branch gives, as it was at its end, and what it leaves in what was there before."""
+    """The results of a branch at its end, and the old values of what it has changed outside."""
 
     results: Sequence[tuple[Abs, object]]
     changed: Mapping[Abs, object]
@@ -97,8 +97,8 @@ def within(b: Builder, cond: Expr, known: Sequence[Index]) -> Generator[None]:
 
 
 def affordable(run: Any, trace_branch: TraceBranch, most: int) -> list[Abs]:
-    """What a branch gives whose sums have at most so many points, so that they can be computed
-    where it is not taken; raises Unsupported."""
+    """Return the results of a branch. Raises Unsupported if one of its sums has more than `most`
+    points: the kernels compute it even where the branch is not taken."""
     since = len(run.b.program.defs)
     results = trace_branch()
     for d in list(run.b.program.defs.values())[since:]:
@@ -168,7 +168,7 @@ def _note_names(run: Any, op: Op, found: Abs, names: Iterable[Abs]) -> None:
 
 
 def _one_of(run: Any, op: Op, found: Abs, x: Abs) -> rows.Item:
-    """What is known of a choice outside of loops, which may be `x`."""
+    """Return the aliases of a choice outside of loops, which may be `x`."""
     root = root_of(x)
     own, other = (run.items[y].aliases if y in run.items else () for y in (found, root))
     is_made_here = root is x and root.origin is None

@@ -25,7 +25,7 @@ from lowtide.texpr.index_ranges import floordiv, mod
 
 
 class Lift(Protocol):
-    """What the attempt at a loop offers here."""
+    """The members of a loop's attempt at lifting that are used here."""
 
     run: Any
     b: Builder

@@ -58,7 +58,7 @@ _FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_di
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How a view was made: the record, its operands, and what its base was then."""
+    """The origin of a view: the record, its operands, and the value of its base at that time."""
 
     record: Any
     operands: tuple[Abs, ...]
@@ -68,7 +68,7 @@ class Made:
 
 
 class Host(Protocol):
-    """What the specialiser offers here."""
+    """The members of the specialiser that are used here."""
 
     b: Builder
     activity: Activity
@@ -198,8 +198,8 @@ def _check_empty(host: Host, root: Val, value: Val, since: int) -> None:
 
 
 def _has_elements(host: Host, view: Val) -> bool:
-    """Whether a write into the view changes anything: its formula reads the new value everywhere,
-    held in bounds, and of no elements there is none in bounds."""
+    """Return whether a write into the view changes anything. The formula reads the new value at
+    clamped indices, which needs at least one element. Raises Unsupported if that is open."""
     known = [host.decide(as_index(size) - 1) for size in view.shape]
     if None in known:
         raise Unsupported("writes into a part that may be empty")
@@ -227,8 +227,8 @@ def _writable(host: Host, x: Abs) -> Abs:
 
 
 def _is_detached(host: Host, x: Abs) -> bool:
-    """Is it a view that hands on no gradient? What it views has a new value then, but the gradient
-    of the old one."""
+    """Return whether the tensor is a view that passes no gradient on. A write into it changes the
+    values of its base, but not the gradient."""
     made = host.views.get(x)
     while made is not None and made.record.name not in DETACHED:
         made = host.views.get(made.base)
@@ -236,17 +236,19 @@ def _is_detached(host: Host, x: Abs) -> bool:
 
 
 def _has_several(host: Host, root: Abs, x: Abs) -> bool:
-    """Are there parts of the tensor that `split`, `chunk` or `unbind` gave?"""
+    """Return whether `split`, `chunk` or `unbind` has made parts of the tensor."""
     return any(v.item is not None and root_of(v) is root for v in (*host.views, x))
 
 
 def _same_part(op: Op, x: Abs, t: Abs) -> bool:
-    """Is it the very tensor that is changed? `y += y` is allowed, `y += y.t()` raises."""
+    """Return whether `t` is the very tensor that is changed. `y += y` is allowed, `y += y.t()`
+    raises."""
     return t is x or str(op.attrs["target"]) == "Tensor.__setitem__"
 
 
 def _are_apart(host: Host, x: Abs, t: Abs) -> bool:
-    """Are these views of one tensor at different places of some dim, as y[i] and y[i - 1]?"""
+    """Return whether two views of one tensor lie at different places of some dim: y[i] and y[i -
+    1]."""
     return isinstance(x.value, Val) and _apart(host, x, x.value, t)
 
 
@@ -309,7 +311,7 @@ def _assigned(b: Builder, view: Val, x: Abs) -> Val:
 
 
 def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
-    """What `x[mask] = v` leaves, for one number v."""
+    """Return the tensor after `x[mask] = v`, for one number v. Raises Unsupported."""
     mask, given = operands[-2].value, operands[-1].value
     if not isinstance(mask, Val) or mask.dtype is not dtypes.boolean or mask.ndim > view.ndim:
         raise Unsupported("changes a tensor in place at indices")
@@ -331,7 +333,8 @@ def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
 
 
 def _with_places(b: Builder, view: Val, operands: Sequence[Abs]) -> Val:
-    """What `x[arange(n), columns] = v` leaves of a matrix: one place of each row."""
+    """Return a matrix after `x[arange(n), columns] = v`, which writes one place of each row. Raises
+    Unsupported."""
     rows, columns, given = (x.value for x in operands[1:])
     if not isinstance(rows, Val) or not isinstance(columns, Val) or isinstance(given, Val):
         raise Unsupported("changes a tensor in place at indices")
@@ -345,7 +348,7 @@ def _with_places(b: Builder, view: Val, operands: Sequence[Abs]) -> Val:
 
 
 def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
-    """What `fill_diagonal_(v)` leaves of a matrix."""
+    """Return a matrix after `fill_diagonal_(v)`. Raises Unsupported."""
     if len(operands) != 2 or op.attrs.get("kwnames") or view.ndim != 2:
         raise Unsupported("changes a tensor in place")
     b, value = host.b, _assigned(host.b, view, operands[1])

@@ -1,4 +1,4 @@
-"""Solves the condition of a write for the loop axis: which iteration writes an element?
+"""Solves the condition of a write for the loop axis: finds the iteration that writes an element.
 
 In: a condition that a write made (see `updates`), and the loop's axis L of T iterations. Out: L as
 an index over the element's axes, and the remaining conditions.
@@ -42,7 +42,7 @@ class Solution:
     holds: tuple[Expr, ...]
 
     def valid(self, b: Builder) -> Expr | None:
-        """Whether any iteration writes the element; None if it is sure."""
+        """Return the condition that some iteration writes the element; None if one always does."""
         bound = self.step * self.axis.extent
         parts: list[Expr] = []
         if not nonnegative(self.target):
@@ -79,17 +79,18 @@ class Writer:
     conditions: tuple[Expr, ...]
 
     def known(self) -> list[Index]:
-        """What is not negative where it writes."""
+        """Return the indices that are not negative at the elements that it writes."""
         s = self.solution
         here = [at_indices(c, {s.axis: s.target}) for c in self.conditions]
         return [i for c in freed(here) for i in nonnegative_if(c)]
 
 
 def never_meet(alike: Sequence[Sequence[Writer]]) -> bool:
-    """Whether no element is written by two iterations. Of each group one iteration writes it, of
-    two groups the conditions show that it is the same:
+    """Return whether no element is written by two iterations. In each group one iteration writes
+    it. For two groups, the conditions must show that it is the same iteration:
 
-    out[i, j] and out[j, i], for j >= i:   r0 and r1 write, r1 - r0 >= 0 and r0 - r1 >= 0"""
+        out[i, j] and out[j, i], for j >= i:   r0 and r1 write, r1 - r0 >= 0 and r0 - r1 >= 0
+    """
     if any(w.solution.step.const != 1 for ws in alike for w in ws):
         return False
     return all(
@@ -102,7 +103,7 @@ def never_meet(alike: Sequence[Sequence[Writer]]) -> bool:
 
 
 def _is_same(a: Writer, b: Writer) -> bool:
-    """Where both write, is that in one iteration?"""
+    """Return whether an element that both write is written in one iteration."""
     known = [*a.known(), *b.known()]
     both = [*known, *(i + j for i, j in itertools.combinations(known, 2))]
     apart = a.solution.target - b.solution.target
@@ -110,7 +111,7 @@ def _is_same(a: Writer, b: Writer) -> bool:
 
 
 def are_apart(solutions: Sequence[Solution]) -> bool:
-    """Whether two of them never let two iterations write one element."""
+    """Return whether no two of the solutions let different iterations write one element."""
     if len(solutions) < 2:
         return True
     first = solutions[0]

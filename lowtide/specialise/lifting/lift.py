@@ -156,7 +156,7 @@ class Lift:
         return yields
 
     def _iterate(self, block: Block) -> list[Abs]:
-        """What the body yields; what it was given where there is no such step."""
+        """Return what the body yields; its arguments in steps that an iteration does not have."""
         count = self.steps.count
         if count is None:
             return self.run.inline(block, self.env)
@@ -182,7 +182,7 @@ class Lift:
         return x
 
     def _learn(self, yields: Sequence[Abs], since: int) -> bool:
-        """Whether the body is to be traced again."""
+        """Return whether the body must be traced a second time, with what this trace has shown."""
         if self.ends is not None and len(self.carried) == len(self.op.results):
             self.carried.append(Abs(True))
             self.plan.append(StandIn(self._named((), dtypes.boolean)))
@@ -216,7 +216,8 @@ class Lift:
         return found
 
     def check_sizes(self, shape: Sequence[Index | int]) -> None:
-        """What leaves an iteration is as large in all of them."""
+        """Raise NotLifted unless a value that leaves an iteration has the same size in all of
+        them."""
         if any(self.axis in deep_atoms(as_index(size)) for size in shape):
             raise NotLifted("sizes change from iteration to iteration")
 
@@ -262,7 +263,7 @@ class Lift:
         raise NotLifted("a number is carried that becomes a tensor")
 
     def _check_named(self, y: Abs) -> None:
-        """Of what an iteration hands on: is its memory nobody else's, or only read?"""
+        """Raise NotLifted if a carried value shares memory that may be written."""
         root = root_of(y)
         if y in self.outer or (root is not y and root in self.args):
             raise NotLifted("it carries a view, or a tensor from before it")
@@ -284,11 +285,12 @@ class Lift:
             raise NotLifted("what it carries begins as a tensor that it changes in place")
 
     def is_known(self, root: Abs) -> bool:
-        """Is it from before the loop, or an item of such a list?"""
+        """Return whether the tensor is from before the loop, or an item of such a list."""
         return root in self.outer or root in self.run.items
 
     def _has_another_view(self, root: Abs, y: Abs) -> bool:
-        """Is there something of the same memory, made in this iteration, that stays with y?"""
+        """Return whether a second result of this iteration, or an added item, shares memory with
+        `y`."""
         lists = [x.value for x in self.changed if isinstance(x.value, Growing)]
         added = [e for grown in lists for e in (*grown.elems, *grown.in_front) if root is not y]
         return any(x is not y and root_of(x) is root for x in (*self.yields, *added))
@@ -351,7 +353,7 @@ class Lift:
         return found
 
     def _left(self, stand_in: Val, value: Val) -> Val:
-        """What an iteration leaves, be it done or not."""
+        """Return the value at the end of an iteration, whether it runs or has ended early."""
         return value if self.ends is None else self.ends.held.get(stand_in.name, value)
 
     def _stand_ins(self) -> list[Val]:
@@ -436,7 +438,7 @@ class Lift:
             raise Carried(str(why), {name.name}) from why
 
     def _start(self, start: object, name: Val) -> Val:
-        """What is carried into the first iteration."""
+        """Return the value that the first iteration gets."""
         if isinstance(start, Val) and start.dtype is name.dtype:
             return start
 
@@ -484,16 +486,16 @@ class Lift:
         return None
 
     def _note_view(self, y: Abs, result: Abs) -> None:
-        """What is a view, in PyTorch, of a tensor from before the loop, or of one that others are
-        views of, must not leave the region, and neither is changed."""
+        """Note a result that is a view of a tensor from before the loop, or shares memory with
+        another one. It must not leave the region, and neither tensor is changed later."""
         root = root_of(y)
         if (root is not y and self.is_known(root)) or self._has_another_view(root, y):
             self.run.items[result] = Item(self.op, None)
             self.run.blocked.update((result, root))
 
     def _note_choice(self, x: Abs, y: Abs, result: Abs) -> None:
-        """Where no iteration may have changed it, the result is another name of what it began as,
-        and neither is changed."""
+        """Note a result that is another name of its initial value, if no iteration may have changed
+        that. Neither is changed later."""
         if y not in self.run.chosen:
             return
         if not isinstance(x.value, Val):

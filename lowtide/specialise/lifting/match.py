@@ -133,7 +133,7 @@ class Carry:
             yield joined(conditions)
 
     def _written(self, e: Expr) -> Iterator[Expr]:
-        """What an iteration may put in the element's place."""
+        """Yield the values that an iteration may write to the element."""
         if isinstance(e, Select) and not self.has(e.cond):
             yield from self._written(e.yes)
             yield from self._written(e.no)
@@ -141,7 +141,7 @@ class Carry:
             yield e
 
     def has(self, e: Expr) -> bool:
-        """Whether it is read there."""
+        """Return whether the expression reads the carried value."""
         return any(load.source == self.name for load in ex.loads(e))
 
     def started(self, e: Expr) -> Expr:
@@ -195,7 +195,8 @@ class Carry:
     # -- accumulated --
 
     def _overwrites(self, e: Expr) -> bool:
-        """Is the element either what it was, or something that does not depend on it?"""
+        """Return whether the element stays as it was, or becomes a value that does not depend on
+        it."""
         if isinstance(e, Select) and not self.has(e.cond):
             return self._overwrites(e.yes) and self._overwrites(e.no)
         return not self.has(e) or isinstance(e, Load)
@@ -270,8 +271,8 @@ def _divisors_of(e: Expr, a: Axis) -> set[int]:
 
 
 def is_held(number: object, dtype: dtypes.DType) -> bool:
-    """Is what a loop begins with, if that is a number, the same in a tensor of this dtype? Python
-    computes with 16777217 in the first step, and float32 has 16777216."""
+    """Return whether the initial value is exact in this dtype. Python computes with 16777217 in the
+    first step, and float32 has 16777216."""
     if isinstance(number, Expr):
         return number.dtype is dtype
     if not isinstance(number, int | float) or number != number:

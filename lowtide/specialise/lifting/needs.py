@@ -126,14 +126,16 @@ class _Copies:
         return found
 
     def _is_smooth(self, name: str) -> bool:
-        """Are its derivatives finite, down to what was there before all loops?"""
+        """Return whether the derivatives of a value are finite, down to values from before all
+        loops."""
         d = self.b.program.defs[name]
         fns = {node.fn for node in ex.walk(d.expr) if isinstance(node, Apply | Reduce)}
         inner = {load.source for load in ex.loads(d.expr)} & self.around
         return fns <= SMOOTH and all(map(self._is_smooth, inner))
 
     def _masked(self, node: Expr, mask: Expr) -> Expr | None:
-        """What is read of values from before the body; copies are masked themselves."""
+        """Return a load from before the body under the mask, else None. Copies are masked
+        themselves."""
         if not isinstance(node, Load) or not node.dtype.is_float or node.source in self._copied():
             return None
         return ex.select(mask, node, ex.const(0, node.dtype))

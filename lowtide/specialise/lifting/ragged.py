@@ -58,7 +58,7 @@ def steps_of(
 
 
 def _begin(op: Op, env: Mapping[Value, Abs]) -> Index:
-    """What the body adds to the number of a step, 0 if it is nothing that is known."""
+    """Return the index that the body adds to the number of its step; 0 if none is known."""
     (block,) = op.blocks
     for inner in block.ops:
         if inner.name == "py.add" and block.args[0] in inner.operands:
@@ -70,8 +70,8 @@ def _begin(op: Op, env: Mapping[Value, Abs]) -> Index:
 
 
 def _origins(begin: Index) -> Iterable[Index]:
-    """How many steps may be counted before an iteration's first one: from where the first of all
-    begins; from `z` where it is max(0, z) in which it begins; none."""
+    """Yield candidates for the number of steps before an iteration's first: from the least begin of
+    all iterations; from `z` where it begins at max(0, z); none."""
     axes: dict[Atom, Index] = {a: ZERO for a in deep_atoms(begin) if isinstance(a, Axis)}
     shifted: dict[Atom, Index] = {
         a: a.num for a in begin.atoms() if isinstance(a, Clamp) and is_positive_part(a)

@@ -69,23 +69,23 @@ class Rows(Pending):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """What is known of an item that was read: the loop that made it, and what else may be the same
-    tensor; None if that is a view of what anybody may have. `is_choice`: it is no item, but a
-    tensor that iterations may have left as it was."""
+    """An item that was read from a list: the loop that made it, and tensors that may be the same.
+    `aliases` is None for a view of unknown memory. `is_choice`: a tensor that iterations may leave
+    as it was, instead of an item."""
 
     op: Op
     aliases: tuple[Abs, ...] | None
     is_choice: bool = False
 
     def may_be(self, other: Item) -> bool:
-        """Can both be one tensor? Items of lists are not told apart."""
+        """Return whether both may be one tensor. Items of lists may always be."""
         if not self.is_choice or not other.is_choice:
             return True
         return other.aliases is None or not set(self.aliases or ()).isdisjoint(other.aliases)
 
 
 class Host(Protocol):
-    """What the specialiser offers here."""
+    """The members of the specialiser that are used here."""
 
     b: Builder
     items: dict[Abs, Item]
@@ -208,7 +208,7 @@ def _get(host: Host, rows: Rows, index: Abs) -> Abs:
 
 
 def _names(x: Abs | Chunk) -> list[Abs]:
-    """What else may be one of its items."""
+    """Return the tensors that may be one of its items."""
     if isinstance(x, Abs):
         return [x]
     return [*x.aliases, *([x.last] if x.last is not None else [])]
@@ -288,7 +288,7 @@ _READING: Final[Mapping[str, Callable[..., Abs]]] = {
 
 
 def read(host: Host, op: Op, operands: Sequence[Abs]) -> Abs:
-    """What an op gives that reads such a list; raises Unsupported."""
+    """Return the result of an op that reads such a list. Raises Unsupported."""
     first = operands[0].value
     if op.name == "py.add" and len(operands) == 2:
         return Abs(_both(operands[0], operands[1]))
@@ -337,7 +337,7 @@ def _both(x: Abs, y: Abs) -> Rows:
 
 
 def pieces_of(before: object) -> tuple[Abs | Chunk, ...]:
-    """What is in a list before a loop; raises Unsupported."""
+    """Return the items of a list before a loop. Raises Unsupported."""
     if isinstance(before, Rows):
         return before.pieces
     if isinstance(before, Seq) and before.kind is list:
@@ -387,7 +387,7 @@ def _list_in(x: Abs) -> Op | None:
 
 
 def _reader(value: Value, later: Sequence[Op]) -> str:
-    """Which op it is that needs a value."""
+    """Return text that names the op which needs a value; "" if there is none."""
     for op in later:
         for inner in (op, *(o for b in op.blocks for o in walk(b))):
             if value in inner.operands:

@@ -87,8 +87,8 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
 
 
 def _keeps_parts(d: Def, carry: str, defs: Mapping[str, Def]) -> bool:
-    """Is an element of it chosen, by its place, to be what it was before, or what an earlier write
-    of the same iteration has kept? The iterations are its first axis."""
+    """Return whether some elements keep their old value, or what an earlier write of the same
+    iteration left, depending on their place. The iterations are the first axis."""
     places = frozenset(d.axes[1:])
     for node in ex.walk(d.expr):
         if isinstance(node, Select) and not any(ex.loads(node.cond)):

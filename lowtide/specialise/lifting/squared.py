@@ -92,7 +92,8 @@ class Squares:
         return found
 
     def _is_held(self, index: Index) -> bool:
-        """Is it held within what this iteration has, which may be nothing?"""
+        """Return whether the index is clamped to elements that this iteration has, of which there
+        may be none."""
         held = [a for a in deep_atoms(index) if isinstance(a, Clamp)]
         return any(self.axis in deep_atoms(a.extent) for a in held)
 
@@ -101,8 +102,8 @@ class Squares:
         return bounds.least_bound(extent, (self.axis,), self.b.ask)
 
     def shift(self, extent: Index, d: Def, a: Axis) -> Index:
-        """How far behind the first place of all iterations this one's is. As this depends on the
-        extent alone, values of one extent are read place by place."""
+        """Return the distance between the first place of all iterations and that of this one. It
+        depends on the extent alone, so values of one extent are read place by place."""
         if extent not in self._shifts:
             self._shifts[extent] = self._shift(extent, d, a)
         return self._shifts[extent]
@@ -145,7 +146,7 @@ class _Longest:
         self.new = frozenset[Atom](self.axes.values())
 
     def counted(self, node: Expr) -> Expr:
-        """Where an extreme is, as the iteration counts."""
+        """Return the index of an extreme, counted from the first element of the iteration."""
         shift = ZERO
         if isinstance(node, Reduce) and node.fn in ("argmin", "argmax"):
             shift = self.shifts.get(node.axes[0], ZERO)
@@ -154,7 +155,7 @@ class _Longest:
         return ex.apply("sub", (node, ex.at(shift, node.dtype)), node.dtype)
 
     def inside(self, axes: Sequence[Axis]) -> Expr | None:
-        """Where the iteration has such elements; None if it has all."""
+        """Return the condition that the iteration has these elements; None if it has all."""
         checked: list[Index] = []
         for a in axes:
             if a in self._extents:

@@ -25,7 +25,7 @@ from lowtide.texpr.expr import const
 
 
 class Host(Protocol):
-    """What the specialiser offers here."""
+    """The members of the specialiser that are used here."""
 
     b: Builder
     names: Sequence[Value]
@@ -54,7 +54,8 @@ def counted(host: Host, op: Op, operands: Sequence[Abs]) -> Abs | None:
 
 
 def may_be_written(host: Host, v: Value, env: Mapping[Value, Abs]) -> bool:
-    """Whether it is a tensor of the caller's that the region has written, or in its memory."""
+    """Return whether the value is a caller's tensor that the region has written, or shares its
+    memory."""
     if v not in host.statistics.values or v not in env:
         return False
     return any(_is_near_a_write(host, root_of(x)) for x in tensors_in(env[v]))
@@ -68,7 +69,7 @@ def _is_near_a_write(host: Host, root: Abs) -> bool:
 
 
 def _is_apart(host: Host, x: Abs) -> bool:
-    """Whether each call finds out that it is apart from other such tensors."""
+    """Return whether each call checks that the tensor shares no memory with other such tensors."""
     if not isinstance(x.origin, Place) or x.origin.path:
         return False
     return host.names[x.origin.position] in host.statistics.apart

@@ -111,7 +111,7 @@ def _fixed(
 
 
 def _are_apart(a: Index, b: Index) -> bool | None:
-    """Are they never equal? False if they always are, None where it is now so, now so."""
+    """Return True if the indices are never equal, False if they always are, else None."""
     far = a - b
     if far.const == 0:
         return False
@@ -145,7 +145,7 @@ class _Row:
         return (iteration - self.rest) * self.sign
 
     def is_never(self, place: Index, trips: Index) -> bool:
-        """Does surely no iteration write what lies there?"""
+        """Return whether surely no iteration writes the place."""
         writer = self.rest + place * self.sign
         return nonnegative(-writer - 1) or nonnegative(writer - trips)
 

@@ -47,7 +47,8 @@ def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple
 
 
 def _where_taken(b: Builder, e: Expr) -> Expr:
-    """What is read where the branch is taken that is traced: a write is dropped elsewhere."""
+    """Return the value of an expression on the branch that is traced. Writes are dropped
+    elsewhere."""
     known = set[Expr]() if b.mask is None else {*parts_of(b.mask)}
     while isinstance(e, Select) and known.issuperset(parts_of(e.cond)):
         e = e.yes
@@ -55,7 +56,7 @@ def _where_taken(b: Builder, e: Expr) -> Expr:
 
 
 def depends(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, bool]) -> bool:
-    """Whether the value `name` is read by an expression, through definitions too."""
+    """Return whether an expression reads the value `name`, directly or through definitions."""
     for load in ex.loads(expr):
         if load.source == name:
             return True
@@ -110,7 +111,8 @@ def conjunction(b: Builder, parts: Sequence[Expr]) -> Expr | None:
 
 
 def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
-    """What `root` is after `value` (of the view's shape and root's dtype) went into the view."""
+    """Return `root` after a write of `value` into the view. `value`: shape of the view, dtype of
+    root."""
     axes, places = index_map(b, view, root)
 
     def body(r: tuple[Index, ...]) -> Expr:

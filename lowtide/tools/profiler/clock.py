@@ -70,7 +70,7 @@ class Notes:
         return self._place(at)
 
     def within(self, begin_ns: int, end_ns: int) -> bool:
-        """Whether there is a note between the two times."""
+        """Return whether there is a note between the two times."""
         at = bisect_right(self.times_ns, begin_ns)
         return at < bisect_left(self.times_ns, end_ns)
 

@@ -86,12 +86,13 @@ class Above:
 
 
 def is_made_anew(function: types.FunctionType) -> bool:
-    """Whether there may be many such functions, so that the name does not tell which one it is."""
+    """Return whether there may be many such functions, so that the name does not tell which one it
+    is."""
     return "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__
 
 
 def is_ours(thing: Any) -> bool:
-    """Whether `thing` is a frame of the profiler."""
+    """Return whether `thing` is a frame of the profiler."""
     if isinstance(thing, types.FrameType):
         return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
     return False

@@ -278,7 +278,7 @@ class ThreadWatcher(Watcher):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an event of this thread has begun and not ended."""
+        """Return whether an event of this thread has begun and not ended."""
         return self.depth > 0 and not self.has_stopped
 
     def end(self) -> None:
@@ -334,5 +334,5 @@ def _has_ended(mode: object) -> TypeGuard[ThreadWatcher]:
 
 
 def is_on(mode: object) -> bool:
-    """Whether `mode` is on this thread's stack of function modes."""
+    """Return whether `mode` is on this thread's stack of function modes."""
     return any(other is mode for other in function_modes())
