@@ -140,12 +140,6 @@ def test_no_modules_import_one_another() -> None:
     assert house.import_cycles() == []
 
 
-@pytest.mark.parametrize("measure", house.measures(), ids=lambda m: m.name)
-def test_the_measures_of_the_house_are_kept(measure: house.Measure) -> None:
-    if measure.name != "lines of the package":  # not met yet
-        assert measure.found <= measure.target
-
-
 def test_the_list_of_stages_stays_a_page() -> None:
     assert house.lines(PACKAGE / "compiler.py") <= 150
 

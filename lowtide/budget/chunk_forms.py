@@ -1,5 +1,6 @@
-"""Rewrites ops that cannot be cut along an axis into equal ones that can, between the op that makes
-a value of pairs and the op of PyTorch's that reads it.
+"""Rewrites ops that cannot be cut along an axis into equal ones that can.
+
+The ops are between the op that makes a value of pairs and the op of PyTorch's that reads it.
 
 In: an `Outer`, the range of these ops. Out: the block's ops. Values stay the same to the bit.
 

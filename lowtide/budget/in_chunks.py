@@ -1,14 +1,14 @@
 """A Driver that never stores a tensor of pairs for an op of PyTorch's: it runs both in chunks.
 
 In: a Function. Out: a callable like a Driver. At the first call with some sizes, the ops that make
-a value of pairs and the op that reads it become a `section`, whose chunks are of about 4 MB.
+a value of pairs and the op that reads it become a `section`. Its chunks are of about 4 MB.
 
     d = ((a[:, None] - b[None]) ** 2).sum(-1)      d: [N, M] of the first rows, and their topk;
     v, i = d.topk(8)                          →    then the same of the next rows, …
 
-A *value of pairs* is at least four times as large as all that it is made of. What PyTorch's op
-reads and is no value of pairs, such as a large argument, is left as it is. While gradients are
-recorded the backward pass computes each chunk again, so slow ops (`sort`) are left as they are.
+A *value of pairs* is at least four times as large as all its operands. Other values that PyTorch's
+op reads, such as a large argument, stay as they are. While gradients are recorded, the backward
+pass recomputes each chunk, so slow ops (`sort`) stay whole.
 """
 
 from __future__ import annotations

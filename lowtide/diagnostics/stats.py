@@ -30,7 +30,7 @@ class CacheStats:
     regions_eager: int = 0
 
     def __sub__(self, other: CacheStats) -> CacheStats:
-        """What happened since `other`."""
+        """Return the counts since `other`."""
         mine, theirs = asdict(self), asdict(other)
         return CacheStats(**{k: mine[k] - theirs[k] for k in mine})
 

@@ -8,7 +8,7 @@ hook, or a Python function. A region has to end after the op that makes such a t
     %g = call_torch(%es, %vecs) {"torch.autograd.grad"}
 
 Why: a region is one node of the graph. If one region computed both %vec and %e, the graph would
-lead from %a and %b to %e, but not from %vec to %e, and the gradient of %vec would be None or
+lead from %a and %b to %e, but not from %vec to %e. The gradient of %vec would be None or
 incomplete.
 """
 

@@ -15,7 +15,7 @@ from lowtide.ir.types import ListType, OptionalType, TupleType, Type, UnionType
 
 
 class ParamLike(Protocol):
-    """What is asked of a parameter."""
+    """The members of a parameter that IR reads."""
 
     @property
     def name(self) -> str: ...
@@ -26,7 +26,8 @@ class ParamLike(Protocol):
 
 
 class RecordLike(Protocol):
-    """What IR asks of a record of a torch op; `lowtide.ops.registry.OpRecord` is one."""
+    """The members of a torch op's record that IR reads; `lowtide.ops.registry.OpRecord` has
+    them."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +59,7 @@ _LEAF: dict[str, tuple[Type, ...]] = {
 
 
 def accepts(param: ParamLike, type_: Type) -> bool:
-    """Whether an operand of this type may stand for the parameter."""
+    """Return whether an operand of this type is valid for the parameter."""
     if type_ == t.NONE:
         return param.optional or "any" in param.types
     if isinstance(type_, OptionalType):
@@ -87,7 +88,8 @@ def _accepts_list(elem: str, type_: Type) -> bool:
 
 
 def result_type(text: str) -> Type:
-    """The type of a record's result: "Tensor", "int[]", "Scalar", "Tensor?"."""
+    """Return the type of a record's result, whose text is such as "Tensor", "int[]", "Scalar",
+    "Tensor?"."""
     if text.endswith("?"):
         return t.optional(result_type(text[:-1]))
     if text.endswith("[]"):

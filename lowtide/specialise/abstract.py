@@ -9,8 +9,8 @@
     others    a constant: None, bool, int, float, str, dtype, device, ...
 
 Invariant: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
-live-ins or an `Origin`, by which the host makes it at run time. A tensor without either is made by
-a kernel.
+live-ins, or an `Origin`. By it the host makes the value at run time. A kernel makes a tensor that
+has neither.
 """
 
 from __future__ import annotations

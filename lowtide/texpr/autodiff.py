@@ -8,9 +8,9 @@ any other, so that no value of pairs is stored.
     d[i, j]  = x[i] - y[j]                   ct_d[i, j] = 2 * d[i, j] * ct_s[i]
     s[i]     = sum[j](d[i, j] * d[i, j])     ct_x[i]    = sum[j](ct_d[i, j])
 
-The rule per definition follows JAX's `vjp` of einsum-like primitives; that a load's adjoint is a
-reduction over the axes that it does not fix is Halide's (Li et al., "Differentiable programming for
-image processing and deep learning in Halide", 2018).
+The rule per definition follows JAX's `vjp` of einsum-like primitives. The adjoint of a load is a
+reduction over the axes that the load does not fix, as in Halide. (Li et al., "Differentiable
+programming for image processing and deep learning in Halide", 2018.)
 """
 
 from __future__ import annotations

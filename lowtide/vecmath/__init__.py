@@ -1,16 +1,16 @@
 """Vector mathematics for generated kernels: C text without headers, without libc.
 
 In: names of functions, the lane count of the kernel, the bytes of a hardware vector. Out: C text.
-Invariant: only what is asked for and what that needs, callees first; no undefined symbol. A
-function is inlined, except where a kernel calls so many that they would be most of what the C
-compiler works on: it takes much longer for one long function than for several short ones.
+Invariant: the text has these functions and those that they call, callees first; no undefined
+symbol. A function is inlined, unless a kernel calls so many that they would be most of its text. A
+C compiler takes much longer for one long function than for several short ones.
 
     types(16, 64) + functions(["exp_f32"], 16, 64)
       → typedef float f32v …;  LT_INLINE f32v fma_f32(…) {…}  …  LT_INLINE f32v exp_f32(f32v x) {…}
 
-Where a kernel's vectors are wider than the hardware's (`f64v` of 16 lanes has 128 bytes), a
-function is printed for one hardware vector, its names ending in `x8`, and called once per part, so
-that what it computes stays in registers.
+A kernel's vectors may be wider than the hardware's: `f64v` of 16 lanes has 128 bytes. Then a
+function is printed for one hardware vector, its names ending in `x8`, and called once per part. Its
+values so stay in registers.
 """
 
 from __future__ import annotations

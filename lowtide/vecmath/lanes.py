@@ -1,4 +1,4 @@
-"""What works across or between lanes: splat, select, tests of masks, folds to a scalar.
+"""Operations across or between lanes: splat, select, tests of masks, folds to a scalar.
 
 In: nothing. Out: `Snippet`s blend, select, any, hsum, ….
 Invariant: a mask has lanes 0 or -1; `select_…` takes the kernel's mask (i32v), `blend_…` one as

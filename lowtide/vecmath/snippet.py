@@ -24,7 +24,7 @@ from lowtide.vecmath.coefficients import COEFFICIENTS, CONSTANTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a text is printed for: the lanes of a vector, the widest hardware vector in bytes."""
+    """The layout of a text: the lanes of a vector, the bytes of the widest hardware vector."""
 
     lanes: int
     vector_bytes: int

@@ -11,7 +11,7 @@ live tensors, so that a tensor costs constant time.
 Invariant: `owned` maps `id(t)` to the birth of t; a dead entry stays until a sweep or until its
 id is reused. A tensor that Python frees counts as disposed by the bag that held it. An interrupt
 (Ctrl-C) loses neither births nor counts. Python checks for interrupts after a call, at the start of
-a function and at the end of a loop's body, so code that must not be cut has none of these.
+a function and at the end of a loop's body. Code that must not be interrupted has none of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the house stands: `python -m tests.house` prints the measures, one a line.
+"""Measures of the house: `python -m tests.house` prints them, one a line.
 
 In: the source. Out: a table of what was found and its target. Import cycles count imports inside
 functions and under TYPE_CHECKING. `--json` prints the numbers only.
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "lowtide"
 # One name of each stage: a file that imports those of two stages knows something of their order.
 STAGES = {
@@ -38,6 +38,14 @@ _PRIVATE_MEMBERS = frozenset({
     "_base", "_cdata", "_is_view", "_is_zerotensor", "_make_wrapper_subclass", "_op_dk", "_schema",
     "_sequence_nr", "_use_count", "_version",
 })  # fmt: skip
+# A docstring names its subject: it opens neither with a relative clause nor with a question.
+_OPENS_BADLY = re.compile(
+    r"(What|Whether|Where|Which|Who|Whose|How|Is|Are|Was|Were|Does|Did|Has|Have|May|Can|Would)\b"
+    r""
+)
+_MOST_WORDS = 30  # of a sentence
+_NO_PROSE = re.compile(r"^( {4}|\||- )|\S {3,}\S", re.MULTILINE)  # code, tables, lists
+_END_OF_SENTENCE = re.compile(r"(?<=[.:;?!])\s+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +58,18 @@ class Measure:
 
 
 def module_name(path: Path) -> str:
-    """`lowtide/ir/core.py` → `"ir.core"`; the package itself → `""`."""
+    """Return `"ir.core"` for `lowtide/ir/core.py`, `""` for the package itself."""
     parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def files() -> dict[str, Path]:
-    """The package's modules by name."""
+    """Return the package's modules by name."""
     return {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """The modules of the package that a file imports, wherever the statement stands."""
+    """Yield the modules of the package that a file imports, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowtide"):
             base = (node.module or "").removeprefix("lowtide").removeprefix(".")
@@ -75,7 +83,8 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import one another: strongly connected components of two or more."""
+    """Return groups of modules that import one another: strongly connected components of two or
+    more."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -113,7 +122,7 @@ def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def import_cycles() -> list[list[str]]:
-    """Groups of the package's modules that import one another."""
+    """Return groups of the package's modules that import one another."""
     known = files()
     return cycles({n: {*imports(p, known)} & known.keys() - {n} for n, p in known.items()})
 
@@ -123,7 +132,7 @@ def lines(path: Path) -> int:
 
 
 def knows_order(path: Path) -> bool:
-    """Whether a file imports what belongs to two stages."""
+    """Return whether a file imports names of two stages."""
     names = {
         alias.name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -134,7 +143,7 @@ def knows_order(path: Path) -> bool:
 
 
 def private_names(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, name) of each private name of PyTorch that the code has, in strings too."""
+    """Yield (line, name) of each private name of PyTorch in the code, in strings too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     texts = {
         id(node.body[0].value)
@@ -171,7 +180,7 @@ def private_names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _imported_from_torch(node: ast.AST) -> list[ast.alias]:
-    """What an import statement takes of PyTorch."""
+    """Return the names that an import statement takes from PyTorch."""
     if isinstance(node, ast.ImportFrom):
         return node.names if (node.module or "").partition(".")[0] == "torch" else []
     names = node.names if isinstance(node, ast.Import) else []
@@ -179,12 +188,12 @@ def _imported_from_torch(node: ast.AST) -> list[ast.alias]:
 
 
 def private_files(known: Mapping[str, Path]) -> list[str]:
-    """Modules with private names of PyTorch."""
+    """Return the modules with private names of PyTorch."""
     return [name for name, path in known.items() if any(private_names(path))]
 
 
 def folders(known: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
-    """Files and lines of each folder at the top, those within it counted."""
+    """Return the files and lines of each folder at the top, those of inner folders included."""
     found: dict[str, tuple[int, int]] = {}
     for path in known.values():
         parts = path.relative_to(PACKAGE).parts
@@ -196,7 +205,7 @@ def folders(known: Mapping[str, Path]) -> dict[str, tuple[int, int]]:
 
 
 def without_text() -> list[str]:
-    """Passes and rewrites without a text test."""
+    """Return the passes and rewrites without a text test."""
     from lowtide.opt import PASSES
     from lowtide.texpr.rewrites import REWRITES
 
@@ -207,8 +216,38 @@ def without_text() -> list[str]:
     return [path.stem for path in every if not path.exists()]
 
 
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of each docstring of a file."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield node.body[0].lineno, text
+
+
+def bad_words(text: str) -> list[str]:
+    """Return what is wrong with a docstring's sentences; code, tables and lists are no prose.
+
+    "Is it a list?"     ["opens with `Is`"]
+    """
+    found = [f"opens with `{match[0]}`"] if (match := _OPENS_BADLY.match(text)) else []
+    for paragraph in text.split("\n\n"):
+        if _NO_PROSE.search(paragraph):
+            continue
+        for sentence in _END_OF_SENTENCE.split(re.sub(r"`[^`]*`", "`x`", paragraph)):
+            if (words := len(sentence.split())) > _MOST_WORDS:
+                found.append(f"a sentence of {words} words")
+    return found
+
+
+def badly_worded(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, fault) for each fault in the docstrings of a file."""
+    for line, text in docstrings(path):
+        for fault in bad_words(text):
+            yield line, fault
+
+
 def measures() -> list[Measure]:
-    """All measures, taken now."""
+    """Return all measures, taken now."""
     known = files()
     sizes = folders(known).values()
     architecture = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
@@ -220,6 +259,10 @@ def measures() -> list[Measure]:
         "files with private names of PyTorch": (len(private_files(known)), 10),
         "passes and rewrites without a text test": (len(without_text()), 0),
         "lines of the package": (sum(map(lines, known.values())), 86_000),
+        "docstrings that ask, or with long sentences": (
+            sum(1 for p in known.values() for _ in badly_worded(p)),
+            0,
+        ),
         "words of ARCHITECTURE.md": (len(architecture.split()), 4_000),
         "its lines over 120 columns": (sum(len(x) > 120 for x in architecture.splitlines()), 0),
     }
@@ -230,18 +273,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.house", description=__doc__)
     parser.add_argument("--json", action="store_true", help="the numbers only")
     parser.add_argument("--cycles", action="store_true", help="the modules of each import cycle")
+    parser.add_argument("--words", action="store_true", help="the docstrings to be reworded")
     args = parser.parse_args()
     if args.cycles:
         for group in import_cycles():
             print(" ".join(group))
+        return
+    if args.words:
+        for path in files().values():
+            for line, fault in badly_worded(path):
+                print(f"{path.relative_to(ROOT)}:{line}: {fault}")
         return
     found = measures()
     if args.json:
         print(json.dumps({m.name: m.found for m in found}, indent=1))
         return
     for m in found:
-        print(f"{m.name:40} {m.found:8} {m.target:8}  {'' if m.found <= m.target else 'above'}")
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{m.name:44} {m.found:8} {m.target:8}  {'' if m.found <= m.target else 'above'}")
