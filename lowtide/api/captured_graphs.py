@@ -104,7 +104,7 @@ class _Ran:
 
 
 def shown_name(root: Any) -> str:
-    """The name of what the user compiled in errors: `Net.forward`, or that of a function."""
+    """Return the name of the compiled object in errors: `Net.forward`, or that of a function."""
     if isinstance(root, torch.nn.Module):
         return f"{type(root).__name__}.forward"
     return str(getattr(root, "__name__", type(root).__name__))
@@ -122,13 +122,13 @@ class Target:
         self._warned: set[str] = set()
 
     def tell(self, text: str) -> None:
-        """A warning, once."""
+        """Warn, once."""
         if text not in self._warned and not config.current().disable:
             self._warned.add(text)
             warn(f"{self.name}: {text}")
 
     def add(self, graph: Graph, args: tuple[Any, ...], is_first: bool) -> None:
-        """A call runs a graph with these inputs, which are new."""
+        """Record that a call runs a graph with these inputs, which are new."""
         key, mine = id(graph), self.ran
         given: tuple[Any, ...] = () if is_first else args
         sizes = [(k, torch.Size(x.shape)) for k, x in enumerate(given) if type(x) is torch.Tensor]
@@ -239,7 +239,7 @@ def attach(compiled: Any, make: Make, budget_bytes: int | None = None) -> Any:
 
 
 def _watched(compiled: Callable[..., Any], target: Target) -> Callable[..., Any]:
-    """The same call, whose graphs are seen."""
+    """Return the call with its graphs recorded."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         before = of_thread.call
@@ -277,9 +277,11 @@ def _made_again(
 
 
 def _memory(target: Target, /, *args: Any, **kwargs: Any) -> MemoryPlan:
-    """The predicted peak of the largest graph for these inputs (meta tensors too); no graph is run.
+    """Return the predicted peak of the largest graph for these inputs (meta tensors too); no graph
+    is run.
 
-    Before a call it is the first graph; after one also each that was run after that."""
+    Before a call it is the first graph; after one also each that was run after that.
+    """
     return _explain(target, *args, **kwargs).memory
 
 
@@ -306,7 +308,7 @@ def explained(graph: Graph, given: Sequence[Any]) -> Explanation | Graph:
 
 
 def _stages(target: Target, /, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-    """The programs after each stage for these inputs, graph by graph."""
+    """Return the programs after each stage for these inputs, graph by graph."""
     graphs, _ = target.graphs(args, kwargs)
     with_stages = [(getattr(graph, "stages", None), given) for graph, given in graphs]
     return [stage for find, given in with_stages if find is not None for stage in find(*given)]
@@ -344,7 +346,7 @@ def _is_fake(x: torch.Tensor) -> bool:
 
 
 def _nowhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of the device without memory, of the form of `x`."""
+    """Return a tensor of the device without memory, of the form of `x`."""
     with torch.no_grad():
         made = over_nothing(x, device).requires_grad_(x.requires_grad)
     if x.is_leaf and x.grad is not None:
@@ -353,7 +355,7 @@ def _nowhere(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _stand_in(x: Any) -> Any:
-    """A tensor without memory of the same form; the value of a size that is a symbol."""
+    """Return a tensor without memory of the same form; the value of a size that is a symbol."""
     if isinstance(x, torch.SymInt):
         return cast("Any", x).node.hint
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:

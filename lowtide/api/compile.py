@@ -80,15 +80,15 @@ class CompiledGraph(Compiled):
         return self.forward(*args)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The operands of the program, for the inputs of the graph."""
+        """Return the operands of the program, for the inputs of the graph."""
         return (*[args[k] for k in self._arguments], *self._captured)
 
     def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The one program that there is."""
+        """Return the only program."""
         return self._driver
 
     def program(self) -> Function:
-        """The program."""
+        """Return the program."""
         return self._driver.function
 
 
@@ -122,16 +122,17 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The `torch.compile` backend: a captured graph as a callable of the same inputs.
+    """Return the `torch.compile` backend: a captured graph as a callable of the same inputs.
 
-    `options`: `budget` of each graph, and `tune`; `mode` changes nothing."""
+    `options`: `budget` of each graph, and `tune`; `mode` changes nothing.
+    """
     del example_inputs, mode
     call = _of_thread.call
     return _graph(gm, _options_of(**(options or {})), "" if call is None else call.name).__call__
 
 
 def _graph(module: torch.fx.GraphModule, options: Options, name: str) -> CompiledGraph | PlainGraph:
-    """A captured graph, compiled if possible. `name`: what the user compiled."""
+    """Return a captured graph, compiled if possible. `name`: what the user compiled."""
     from lowtide.frontend.dynamo.convert import NotConverted, convert  # only where one is captured
 
     try:

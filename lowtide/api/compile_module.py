@@ -70,10 +70,12 @@ def freeze(
     preserved_attrs: Sequence[str] | None = None,
     optimize_numerics: bool = True,
 ) -> ScriptModule:
-    """A copy of the module in eval mode, without parameters, compiled for what its attributes are.
+    """Return a copy of the module in eval mode, without parameters, compiled for what its
+    attributes are.
 
     `preserved_attrs`: attributes that stay changeable, and methods to compile beside forward.
-    Raises CompileError."""
+    Raises CompileError.
+    """
     del optimize_numerics  # kernels give what eager PyTorch gives, rounding aside, in any case
     with watching.aside():  # what it holds is its own
         return _frozen(mod, frozenset(preserved_attrs or ()))

@@ -65,19 +65,20 @@ class Compiled(ABC):
 
     @abstractmethod
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The operands of the program, in order; raises Python's own TypeError."""
+        """Return the operands of the program, in order; raises Python's own TypeError."""
 
     @abstractmethod
     def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The program for these arguments, built if need be; raises CompileError."""
+        """Return the program for these arguments, built if need be; raises CompileError."""
 
     def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
-        """The program for what `bind` gave, and its operands, captured ones included."""
+        """Return the program for the operands that `bind` returned, and the operands with captured
+        ones."""
         return self.driver(values), values
 
     @abstractmethod
     def program(self) -> Function:
-        """The program as it was last built."""
+        """Return the program that was built last."""
 
     @property
     def graph(self) -> Function:
@@ -95,12 +96,13 @@ class Compiled(ABC):
         return explain(self.__name__, dry_run, why)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
-        """The predicted peak for these inputs (meta tensors too); nothing is run or allocated."""
+        """Return the predicted peak for these inputs (meta tensors too); nothing is run or
+        allocated."""
         why, dry_run = self._dry_run(args, kwargs)
         return plan_memory(dry_run, why)
 
     def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        """The program after each stage for these inputs, the generated source last."""
+        """Return the program after each stage for these inputs, the generated source last."""
         _, dry_run = self._dry_run(args, kwargs)
         return dry_run.stages()
 
@@ -122,8 +124,8 @@ class Compiled(ABC):
         return frozenset(id(x) for x, y in rows if x is not y)
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call from code that is being traced: the program's ops, control flow kept, become
-        part of the recorded one. Raises CannotInline before anything is run or recorded."""
+        """Record a call from code that is being traced. The program's ops, control flow included,
+        become part of the recorded one. Raises CannotInline before anything is run or recorded."""
         from lowtide.frontend.trace.active import paused  # only where something is traced
         from lowtide.frontend.trace.encode import is_encodable
         from lowtide.frontend.trace.encode import plain as without_memory

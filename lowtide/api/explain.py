@@ -171,7 +171,7 @@ class Explanation:
 
 
 def explain(name: str, dry_run: DryRun, plain: str = "") -> Explanation:
-    """The explanation of a walked call."""
+    """Return the explanation of a call from its dry run."""
     memory = plan_memory(dry_run, plain)
     steps: list[RegionLine | TorchLine] = []
     for step in dry_run.steps:
@@ -212,7 +212,8 @@ def _region(step: KernelStep) -> RegionLine:
 
 
 def _kernels(executable: Any, in_place: Mapping[str, str] = _NOTHING) -> tuple[KernelLine, ...]:
-    """`in_place`: what the user calls the operands that outputs are written over."""
+    """Return the lines of a region's kernels. `in_place`: the user's names of operands that outputs
+    overwrite."""
     found: list[KernelLine] = []
     for k in executable.kernels:
         over = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]

@@ -99,5 +99,5 @@ INSTEAD: Final = {
 
 
 def find(name: str) -> Any:
-    """The object of a public name."""
+    """Return the object of a public name."""
     return getattr(importlib.import_module(WHERE[name]), name)

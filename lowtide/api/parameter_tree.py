@@ -30,12 +30,12 @@ def _shell_class(name: str) -> type[Shell]:
 
 
 def shell_named(name: str) -> Shell:
-    """An empty one, shown by this name."""
+    """Return an empty module that `repr` shows by this name."""
     return _shell_class(name)()
 
 
 def shell_of(module: torch.nn.Module) -> torch.nn.Module:
-    """The module's tree with the same parameters and buffers, and none of its code."""
+    """Return the module's tree with the same parameters and buffers, and none of its code."""
     return _shell(module, {})
 
 

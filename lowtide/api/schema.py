@@ -54,7 +54,7 @@ class Schema:
 
 
 def schema_of(fn: Function) -> Schema:
-    """The schema of a program; what it captures is no part of it."""
+    """Return the schema of a program, without captured values."""
     return Schema(
         name=fn.name,
         arguments=tuple(

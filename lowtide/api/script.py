@@ -121,8 +121,8 @@ def script(
 
 
 def script_class(cls: Class) -> Class:
-    """The class itself, once the syntax of its methods has been checked: compiled functions make
-    and use its objects, and inline its methods."""
+    """Check the syntax of the class's methods, and return the class. Compiled functions make and
+    use its objects, and inline its methods."""
     for member in vars(cls).values():
         fn = getattr(member, "fget", None) or getattr(member, "__func__", member)
         if isinstance(fn, FunctionType) and fn.__code__.co_filename == _file_of(cls):

@@ -163,7 +163,7 @@ class ScriptFunction(TorchJitMembers):
         return f"<lt.ScriptFunction {self._fn.__qualname__}{self._signature}>"
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments in order, with defaults; raises Python's own TypeError."""
+        """Return the arguments in order, with defaults; raises Python's own TypeError."""
         defaults = defaults_of(self._of_defaults)
         if len(defaults) != len(self._defaults) or not all(map(is_, defaults, self._defaults)):
             self._signature, self._defaults = self._read_signature(), defaults
@@ -176,7 +176,8 @@ class ScriptFunction(TorchJitMembers):
         return tuple(bound.arguments.values())
 
     def driver(self, args: tuple[Any, ...]) -> Driver:
-        """The program for the types of these arguments, built if need be; raises CompileError."""
+        """Return the program for the types of these arguments, built if need be; raises
+        CompileError."""
         types = tuple(map(self._type_of, self._signature.parameters, args))
         with self._lock:
             driver = self._drivers.get(types)
@@ -237,7 +238,7 @@ class ScriptFunction(TorchJitMembers):
         return self._signature
 
     def drivers(self) -> list[Driver]:
-        """The programs built so far, in order."""
+        """Return the programs built so far, in order."""
         with self._lock:
             return list(self._drivers.values())
 
@@ -246,7 +247,7 @@ class ScriptFunction(TorchJitMembers):
         names.find("save")(self, f, _extra_files)
 
     def program(self) -> Function:
-        """The program for the latest types of arguments, else as annotated."""
+        """Return the program for the latest types of arguments, else for the annotated ones."""
         with self._lock:
             if self._drivers:
                 return next(reversed(self._drivers.values())).function
@@ -255,11 +256,11 @@ class ScriptFunction(TorchJitMembers):
 
 
 def program_of(fn: Callable[..., Any], types: Sequence[ir_types.Type]) -> Function:
-    """The program of a function for arguments of these types."""
+    """Return the program of a function for arguments of these types."""
     return simplified_function(fn, types)[0]
 
 
 def defaults_of(fn: Any) -> list[object]:
-    """The defaults of a function's parameters, which Python code may replace."""
+    """Return the defaults of a function's parameters, which Python code may replace."""
     by_name: dict[str, object] = getattr(fn, "__kwdefaults__", None) or {}
     return [*(getattr(fn, "__defaults__", None) or ()), *by_name.values()]

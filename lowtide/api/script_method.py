@@ -101,7 +101,7 @@ class Variant:
         return tuple(map(type, captured)) == self.kinds
 
     def values(self) -> Values | None:
-        """The captured values now; None if the program is not for them."""
+        """Return the present captured values; None if the program is not for them."""
         holds = self.driver.holds
         if holds is not None and not holds():
             return None
@@ -119,7 +119,7 @@ class Variant:
         return None
 
     def changed_numbers(self) -> set[str]:
-        """The paths of numbers that it takes for constants and that are others now."""
+        """Return the paths of numbers that are constants of the program and have changed."""
         try:
             facts = self.reader.read()[1]
         except (KeyError, AttributeError):
@@ -172,7 +172,7 @@ class Variant:
 
 
 def _swapped(path: str, before: object, now: object) -> str:
-    """A submodule that has become another, as a sentence; "" if it has not."""
+    """Return a sentence about a submodule that was replaced; "" if it was not."""
     if before is now:
         return ""
     kinds = [type(m).__name__ if m is not None else "not there" for m in (before, now)]
@@ -309,12 +309,13 @@ class ScriptMethod(ScriptFunction):
         return self._signature
 
     def variants(self) -> list[Variant]:
-        """The programs built so far, in order."""
+        """Return the programs built so far, in order."""
         with self._lock:
             return [v for found in self._variants.values() for v in reversed(found)]
 
     def variant_for(self, types: tuple[t.Type, ...]) -> Variant:
-        """The program for arguments of these types and the modules as they are."""
+        """Return the program for arguments of these types and the modules in their present
+        state."""
         with self._lock:
             self._forget_stale()
             found = self._variants.get(types, ())
@@ -322,15 +323,17 @@ class ScriptMethod(ScriptFunction):
             return next(fitting, None) or self._make(types)
 
     def anew(self, types: tuple[t.Type, ...], *, as_declared: bool = False) -> Variant:
-        """A program in which globals are constants, also those that have changed; not kept.
-        `as_declared`: it reads what is declared Optional as such, whatever it is now."""
+        """Return a program in which all globals are constants, also those that have changed. It is
+        not cached. `as_declared`: attributes that are declared Optional are read as such, whatever
+        they are now."""
         assert isinstance(self._source, FunctionType)
         with self._lock:
             program = self._compiled(self._source, types, as_declared=as_declared)
             return self._variant(program.function, program.guards)
 
     def _find(self, values: Sequence[Any]) -> tuple[Variant, Values]:
-        """The program for these arguments and the modules as they are, built if need be."""
+        """Return the program for these arguments and the present state of the modules; build it if
+        need be."""
         types = tuple(map(self._type_of, self._signature.parameters, values))
         with self._lock:
             self._forget_stale()
@@ -458,7 +461,7 @@ class ScriptMethod(ScriptFunction):
     def _variant(
         self, function: Function, guards: tuple[Guard, ...], driver: Driver | None = None
     ) -> Variant:
-        """A program bound to the modules as they are now."""
+        """Return a program bound to the present modules."""
         reader = Reader(self._root, function.captures, guards)
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
@@ -485,7 +488,7 @@ class ScriptMethod(ScriptFunction):
         return variant
 
     def program(self) -> Function:
-        """The program as it was last built."""
+        """Return the program that was built last."""
         with self._lock:
             if self._newest is None:
                 self.compile()
@@ -495,7 +498,8 @@ class ScriptMethod(ScriptFunction):
             return self._newest.driver.function
 
     def resolve(self, values: tuple[Any, ...]) -> tuple[Driver, tuple[Any, ...]]:
-        """The program for these arguments and the modules as they are, and all its operands."""
+        """Return the program for these arguments and the present state of the modules, and all its
+        operands."""
         variant, captured = self._find(values)
         return variant.driver, (*values, *captured)
 
@@ -508,7 +512,7 @@ class MethodMaker:
     """Makes a method whose programs come from elsewhere, such as a file."""
 
     def make(self, root: torch.nn.Module) -> ScriptMethod:
-        """The method of this module."""
+        """Return the method of this module."""
         raise NotImplementedError
 
 

@@ -99,7 +99,7 @@ class ScriptModule(_Module):
         names.find("save")(self, f, _extra_files)
 
     def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:
-        """The bytes that `save` writes."""
+        """Return the bytes that `save` writes."""
         return saved_to_buffer(self, _extra_files)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +196,7 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
             own.setdefault(name, functools.partial(self._as_root_does, name))
 
     def _as_root_does(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """The root's `train`, say, where its class has one of its own."""
+        """Return the root's own method, such as `train`, if its class overrides it."""
         root = self.__lowtide_root__
         found = getattr(root, name)(*args, **kwargs)
         return self if found is root else found
@@ -326,11 +326,11 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         setattr(self, name, module)
 
     def get_extra_state(self) -> Any:
-        """The root's, if its class has one."""
+        """Return the root's extra state, if its class has one."""
         return self.__lowtide_root__.get_extra_state()
 
     def set_extra_state(self, state: Any) -> None:
-        """The root's."""
+        """Set the root's extra state."""
         self.__lowtide_root__.set_extra_state(state)
 
     def _save_to_state_dict(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -425,7 +425,7 @@ class _Container(WrappedModule):
         return super()._method(root, name, found)
 
     def _change(self, name: str, *args: Any) -> Any:
-        """`append` and the like: the root's own method, with modules that are not compiled."""
+        """Return the root's method, such as `append`, for modules that are not compiled."""
         found = getattr(self.__lowtide_root__, name)(*map(_bare, args))
         return self if found is self.__lowtide_root__ else self._own(found)
 
@@ -433,15 +433,15 @@ class _Container(WrappedModule):
         return root_of(key) in cast("Any", self.__lowtide_root__)
 
     def keys(self) -> Any:
-        """The names of the elements."""
+        """Return the names of the elements."""
         return cast("Any", self.__lowtide_root__).keys()
 
     def values(self) -> Any:
-        """The elements."""
+        """Return the elements."""
         return [self._own(v) for v in cast("Any", self.__lowtide_root__).values()]
 
     def items(self) -> Any:
-        """Both."""
+        """Return the names and the elements."""
         return [(k, self._own(v)) for k, v in cast("Any", self.__lowtide_root__).items()]
 
 
@@ -469,8 +469,8 @@ def wrap(
     frozen: bool = False,
     preserved: frozenset[str] = frozenset(),
 ) -> ScriptModule:
-    """The compiled module around a root. `methods`: finished programs, for modules whose source is
-    not to be read (traced, loaded); their captures are paths from the root, which keeps them."""
+    """Return the compiled module around a root. `methods`: finished programs, for modules without
+    source (traced, loaded). Their captures are paths from the root, which stays alive."""
     if isinstance(root, ScriptModule) and not isinstance(root, WrappedModule):
         return root
     methods = methods or root.__dict__.get("_lowtide_programs")
@@ -481,7 +481,7 @@ def wrap(
 
 @functools.lru_cache(maxsize=1024)
 def _named(cls: type[WrappedModule], name: str) -> type[WrappedModule]:
-    """The class under the name of the user's own, by which Python's messages call a module."""
+    """Return a class with the name of the user's own, which Python's error messages show."""
     return type(name, (cls,), {})
 
 
@@ -496,7 +496,7 @@ def entry_points(module: torch.nn.Module) -> list[str]:
 
 
 def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
-    """The compiled method of this name."""
+    """Return the compiled method of this name."""
     known = module.__dict__.get(name)
     if not isinstance(known, ScriptMethod):
         known = module.__dict__[name] = make_method(module, name)
@@ -504,7 +504,7 @@ def make_or_get(module: ScriptModule, name: str) -> ScriptMethod:
 
 
 def make_method(module: ScriptModule, name: str) -> ScriptMethod:
-    """A method of a compiled module, with no program yet, as what was asked of the module is."""
+    """Return a method of a compiled module without a program, with the options of the module."""
     made = _method(module, name)
     made.set_options(module.__dict__.get("_lowtide_call_options", Options()))
     return made
@@ -526,7 +526,7 @@ def _method(module: ScriptModule, name: str) -> ScriptMethod:
 
 
 def method_source(root: _Module, name: str) -> FunctionType:
-    """The Python function behind a method of this name."""
+    """Return the Python function behind a method of this name."""
     own = root.__dict__.get(name)
     if own is not None and not isinstance(own, ScriptMethod):
         return unwrap(own)
@@ -547,7 +547,8 @@ def _has_hooks(module: _Module) -> bool:
 
 
 def _unwrap_attributes(root: _Module) -> None:
-    """`self.x = lt.Attribute(value, type)` becomes the value; its type is remembered."""
+    """Replace `lt.Attribute(value, type)` in the module's attributes by the value, and remember the
+    type."""
     for name, value in list(root.__dict__.items()):
         if isinstance(value, _ATTRIBUTES):
             types = root.__dict__.setdefault("_lowtide_types", {})

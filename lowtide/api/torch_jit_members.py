@@ -29,12 +29,12 @@ INSTEAD: Final = {
 
 
 def replacement_error(name: str, owner: str) -> AttributeError:
-    """The error for a member that has no meaning here, to be raised."""
+    """Return the error for a member that has no meaning here, to be raised."""
     return AttributeError(f"{owner} has no {name!r}; write instead: {INSTEAD[name]}")
 
 
 def saved_to_buffer(c: Any, _extra_files: dict[str, Any] | None = None) -> bytes:
-    """The bytes that `lt.save(c, file, _extra_files)` writes."""
+    """Return the bytes that `lt.save(c, file, _extra_files)` writes."""
     file = io.BytesIO()
     names.find("save")(c, file, _extra_files)
     return file.getvalue()
@@ -73,11 +73,11 @@ class TorchJitMembers(Compiled):
         return self.code, {}
 
     def graph_for(self, *args: Any, **kwargs: Any) -> Function:
-        """The program for these arguments; it is not run."""
+        """Return the program for these arguments; it is not run."""
         return self.resolve(self.bind(args, kwargs))[0].function
 
     def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:
-        """The bytes that `save` writes."""
+        """Return the bytes that `save` writes."""
         return saved_to_buffer(self, _extra_files)
 
     def __getattr__(self, name: str) -> Any:

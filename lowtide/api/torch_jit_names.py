@@ -45,7 +45,8 @@ def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
 def optimize_for_inference(
     mod: torch.nn.Module, other_methods: Sequence[str] | None = None
 ) -> ScriptModule:
-    """`freeze(mod)`: there is nothing more to choose. `other_methods`: kept beside forward."""
+    """Return `freeze(mod)`, which leaves nothing more to choose. `other_methods`: methods to
+    compile besides forward."""
     return freeze(mod, preserved_attrs=other_methods)
 
 
@@ -59,7 +60,7 @@ def enable_onednn_fusion(enabled: bool) -> None:
 
 
 def onednn_fusion_enabled() -> bool:
-    """False: Lowtide's own kernels are in its place."""
+    """Return False: Lowtide has kernels of its own instead."""
     return False
 
 

@@ -194,7 +194,7 @@ def _finish(
 
 
 def _with_constants(root: torch.nn.Module, constants: Constants) -> torch.nn.Module:
-    """The root with what the program captured beside parameters and buffers of its own."""
+    """Return the root, to which the tensors are added that the program captured from elsewhere."""
     if constants.tensors:
         holder = Shell()
         for k, tensor in enumerate(constants.tensors):
@@ -216,7 +216,7 @@ def _call(func: Callable[..., Any], inputs: Any, kwargs: Mapping[str, Any] | Non
 
 
 def _names(func: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """The names of the first arguments, numbered where they have none."""
+    """Return the names of the first arguments, numbered where they have none."""
     target = func.forward if isinstance(func, torch.nn.Module) else func
     names: list[str] = []
     try:
@@ -237,7 +237,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def _module_of(func: object) -> torch.nn.Module | None:
-    """The module, if a module or its bound forward is traced."""
+    """Return the module, if a module or its bound forward is traced."""
     if isinstance(func, torch.nn.Module):
         return func
     if isinstance(func, MethodType) and func.__func__.__name__ == "forward":

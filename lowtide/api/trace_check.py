@@ -151,7 +151,7 @@ def _form(x: torch.Tensor) -> str:
 
 
 def difference(a: Function, b: Function) -> str:
-    """The first line in which two programs differ, "" if they do not."""
+    """Return the first line in which two programs differ, "" if they do not."""
     if a == b:
         return ""
     before, after = (print_function(fn, locs=False).splitlines() for fn in (a, b))
@@ -165,8 +165,8 @@ def difference(a: Function, b: Function) -> str:
 
 
 def copied(call: Call, data: bool = True) -> Call:
-    """The call on copies of its tensors; one tensor given twice stays one tensor. Without `data`
-    they share the memory: it is their shapes and strides that nobody else changes."""
+    """Return the call on copies of its tensors. A tensor that is given twice stays one tensor.
+    Without `data`, copies share the memory, but not shapes and strides."""
     made: dict[int, torch.Tensor] = {}
 
     def copy(x: torch.Tensor) -> torch.Tensor:
@@ -178,8 +178,8 @@ def copied(call: Call, data: bool = True) -> Call:
 
 
 def _differentiable_as(x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """`made`, requiring a gradient if x does, and a leaf if x is one: only others can be written
-    in place."""
+    """Return `made`, which requires a gradient if x does, and is a leaf if x is. A leaf cannot be
+    written in place."""
     made.requires_grad_(x.requires_grad)
     if x.is_leaf:
         return made
@@ -192,7 +192,8 @@ _MOST_VARIED = 8  # recordings, each of which runs the function
 
 
 def _varied(call: Call) -> Iterator[Call]:
-    """The call with the last of each input's items along some dims twice, for each size."""
+    """Yield the call with one more item along some dims of its inputs, the last one twice, for each
+    size."""
     leaves: list[tuple[str, Any]] = []
     for value in (*call.args, *call.kwargs.values()):
         take_apart(value, "", leaves, (torch.Tensor,))

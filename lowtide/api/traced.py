@@ -37,7 +37,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def flat_form(function: Function) -> Form:
-    """The form of a program whose arguments are tensors and whose result is as it is."""
+    """Return the form of a program with tensors as arguments and a plain result."""
     names = tuple(a.name for a in function.arguments)
     return Form(names, (LEAF,) * len(names), len(names))
 
@@ -74,11 +74,12 @@ class TracedFunction(ScriptMethod):
         return result if self._is_direct else self.wrap(result)
 
     def wrap(self, result: Any) -> Any:
-        """The caller's nest around the program's result."""
+        """Return the caller's nest around the program's result."""
         return result if self._is_direct else self.form.output.build(iter(result))
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The tensors of the arguments, in the program's order; raises TypeError for others."""
+        """Return the tensors of the arguments, in the program's order; raises TypeError for
+        others."""
         names, nests = self.form.names, self.form.nests
         given = dict(zip(names, args, strict=False))
         extra = [name for name in kwargs if name in given or name not in names]
@@ -99,15 +100,15 @@ class TracedFunction(ScriptMethod):
         return tuple(leaves)
 
     def program(self) -> Function:
-        """The recorded program."""
+        """Return the recorded program."""
         return self._program
 
     def _dry_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, DryRun]:
         return super()._dry_run(self.flat(args, kwargs), {})
 
     def __lowtide_program__(self, types: Sequence[Type] = ()) -> Function | None:
-        """The program, for a front end to inline: None where arguments or results are nested in a
-        way that IR does not say. Captured parameters are read from `self.root`."""
+        """Return the program for a front end to inline. None if IR cannot express the nest of
+        arguments or results. Captured parameters are read from `self.root`."""
         return self.whole
 
     @property
@@ -128,8 +129,8 @@ class TracedFunction(ScriptMethod):
 
 
 def saved(traced: TracedFunction) -> Function:
-    """The program that is written: an OrderedDict or a ModelOutput is a dict in a file, a named
-    tuple a tuple. Raises CompileError where IR does not say all of it."""
+    """Return the program to save. An OrderedDict or a ModelOutput becomes a dict, a named tuple a
+    tuple. Raises CompileError if IR cannot express it."""
     form = traced.form
     program = traced.program()
     if form.output is not LEAF:
@@ -166,7 +167,7 @@ class TracedModule(WrappedModule):
         root.__dict__["_lowtide_programs"] = {n: f for n, f in whole.items() if f is not None}
 
     def method(self, name: str) -> TracedFunction:
-        """The recorded method of this name."""
+        """Return the recorded method of this name."""
         return self.__dict__[name]
 
     def __lowtide_program__(

@@ -14,8 +14,8 @@ from lowtide.ir.core import Function
 
 
 def make_driver(function: Function, options: Options, name: str = "") -> Driver:
-    """A driver for a function, within the budget of the options if there is one. `name`: what the
-    user calls the function, if not by its own name."""
+    """Return a driver for a function, within the budget of the options if there is one. `name`:
+    what the user calls the function, if not by its own name."""
     function = compiler.prepared(function, in_chunks=options.budget_bytes is not None)
     if options.budget_bytes is not None:
         return BudgetedDriver(function, options.budget_bytes, options.tiles, name)

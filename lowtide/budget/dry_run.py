@@ -325,7 +325,8 @@ class DryRun(Executor):
         return self.device if isinstance(value, torch.device) and value == _META else value
 
     def _seen_by_modes(self, op: Op) -> contextlib.AbstractContextManager[object]:
-        """A context in which the op sees only the caller's function modes, not the dry run's."""
+        """Return a context in which the op sees only the caller's function modes, not the dry
+        run's."""
         gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
         is_seen = gives_tensors or self._has_modes
         return contextlib.nullcontext() if is_seen else NoFunctionModes()

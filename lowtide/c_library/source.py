@@ -396,7 +396,7 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _kernel_declarations() -> str:
-    """The kernels' interface, with the integer types of <stdint.h>."""
+    """Return the kernels' interface, with the integer types of <stdint.h>."""
     found = abi.C_DECLARATIONS.replace("typedef long long int64_t;\ntypedef int int32_t;\n", "")
     exported = re.sub(r"#if defined\(_WIN32\).*?#endif\n", "", found, flags=re.DOTALL)
     integers = "typedef long long lt_i64;\ntypedef unsigned long long lt_u64;\n"

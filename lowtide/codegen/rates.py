@@ -60,8 +60,8 @@ def _keep_measured(dtype: str, known: rates.Rates) -> None:
 
 
 def _measured(dtype: str, known: rates.Rates) -> tuple[rates.Rates, bool]:
-    """The table with rows for a dtype, and whether the machine had time to measure them. Where it
-    had not, a row has equal rates."""
+    """Return the table with rows for a dtype, and whether the machine had time to measure them.
+    Where it had not, a row has equal rates."""
     library, kernels, is_sure = {**known.library}, {**known.kernels}, True
     for name, sizes in rates.SHAPES.items():
         kind = f"{dtype} {name}"

@@ -65,7 +65,7 @@ def _as_now(fn: Any, driver: Driver) -> Function:
 
 
 def _variant_as_now(method: ScriptMethod, variant: Variant) -> Variant:
-    """`_as_now` of a method."""
+    """Return `_as_now` of a method."""
     function = variant.driver.function
     if variant.driver.is_outdated() or _reads_numbers(function):
         return method.anew(tuple(a.type for a in function.arguments))

@@ -20,8 +20,8 @@ def python_words(
     kwargs: Mapping[str, object],
     receivers: int = 0,
 ) -> str:
-    """The text, without the function's name; "" where nothing is wrong. `receivers`: 1 for a method
-    whose `self` is not in the signature, for Python counts it."""
+    """Return the error's text without the function's name; "" if nothing is wrong. `receivers`: 1
+    for a method whose `self` is not in the signature, because Python counts it."""
     found = (
         *_keywords(signature, len(args), kwargs),
         *_too_many(signature, len(args), receivers),
@@ -85,7 +85,7 @@ def _missing(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """`'a'`, `'a' and 'b'`, `'a', 'b', and 'c'`."""
+    """Return `'a'`, `'a' and 'b'`, `'a', 'b', and 'c'`."""
     if len(names) < 3:
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"

@@ -19,8 +19,8 @@ _serial = itertools.count()
 
 
 def planned(region: str, make: Callable[[], Any], sizes: Mapping[str, int], which: str = "") -> Any:
-    """The kernels of a region, planned by `make`; shows their stages, the generated source last,
-    their memory at these sizes and how long planning took. `which`: of the region's passes."""
+    """Return the kernels of a region, planned by `make`. Prints their stages, the generated source,
+    their memory at these sizes and the time of planning. `which`: the pass, forward or backward."""
     begin = time.perf_counter_ns()
     executable = make()
     spent = (time.perf_counter_ns() - begin) / 1e6

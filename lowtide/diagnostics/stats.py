@@ -46,7 +46,7 @@ def count(name: str) -> None:
 
 
 def cache_stats() -> CacheStats:
-    """The counters now; subtract two to see what happened between."""
+    """Return the counters now; subtract two to see what happened between."""
     from lowtide.runtime import cache  # not needed to count
 
     built = cache.stats()

@@ -29,7 +29,7 @@ Error = TypeVar("Error", bound=BaseException)
 
 
 def through_user_lines(error: Error) -> Error:
-    """The exception with such a traceback; unchanged if no op raised it."""
+    """Return the exception with such a traceback; unchanged if no op raised it."""
     loc: Loc | None = getattr(error, LOC, None)
     if loc is None or config.current().debug.topics:
         return error
@@ -48,7 +48,7 @@ def through_user_lines(error: Error) -> Error:
 
 
 def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:
-    """A traceback entry at this place, in front of the others."""
+    """Return a traceback entry at this place, in front of the others."""
     try:
         exec(_raising(loc), {"marker": _Marker})
     except _Marker as marker:

@@ -14,7 +14,7 @@ from lowtide.memory.scopes.hidden import hide
 
 
 def warn(text: str) -> None:
-    """A RuntimeWarning at the innermost line of the user's that has led here."""
+    """Show a RuntimeWarning at the innermost of the user's lines on the stack."""
     here = frame_at(1)
     frame, level = user_frame(here), 2
     while frame is not None and here is not frame and here.f_back is not None:

@@ -58,7 +58,7 @@ class Chunks:
     """See the module's text."""
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
-        """`shown`: run only so many chunks, in a dry run; they stand for all."""
+        """`shown`: run only this number of chunks, in a dry run; they stand for all."""
         self.run = runs[0]
         self.run_again = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
@@ -278,7 +278,7 @@ class Chunks:
 
 
 def _copies_saved() -> contextlib.AbstractContextManager[None]:
-    """A context in which saved tensors are copies."""
+    """Return a context in which saved tensors are copies."""
     return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda x: x)
 
 

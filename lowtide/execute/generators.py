@@ -42,7 +42,7 @@ class Generators:
 
     @contextlib.contextmanager
     def restored(self, values: Sequence[Any]) -> Generator[None]:
-        """A context in which the generators have the saved states. `values`: on the same
+        """Return a context in which the generators have the saved states. `values`: on the same
         devices."""
         now = Generators.of(values)
         self.set()

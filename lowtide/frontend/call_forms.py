@@ -73,7 +73,7 @@ def _is_taken(source: str, args: tuple[Type, ...], keywords: tuple[tuple[str, Ty
 
 
 def _sample(type_: Type) -> Any:
-    """A value of the type; LookupError if it has no example here."""
+    """Return a value of the type; LookupError if it has no example here."""
     match type_:
         case t.TENSOR:
             return torch.ones((1, 1), device="meta")

@@ -255,7 +255,7 @@ _RESULT_TYPES = ("Tensor", "int", "float", "bool", "str", "Scalar", "dtype", "de
 
 
 def _type_text(text: str) -> tuple[str, bool]:
-    """A schema's type as records of `lowtide.ops` write it, and whether None is accepted."""
+    """Return a schema's type as records of `lowtide.ops` write it, and whether None is accepted."""
     if text.startswith("Optional["):
         return _type_text(text[len("Optional[") : -1])[0], True
     if text.startswith("List["):
@@ -308,7 +308,7 @@ _PYTHON: dict[object, Type] = {
 
 @cache
 def _annotated(target: str) -> Results:
-    """The result that the Python function's annotation tells, or the table here."""
+    """Return the result type by the Python function's annotation, or by the table here."""
     if target in _TENSORS:
         return _TENSOR
     try:

@@ -117,7 +117,7 @@ def _switches_modes(op: Op) -> bool:
 
 
 def may_change(function: Function, writers: Iterable[Op] | None = None) -> frozenset[Value]:
-    """Values whose memory some op may write into, or one of `writers`."""
+    """Return the values whose memory some op may write into. `writers`: only these ops count."""
     ops = list(function.walk() if writers is None else writers)
     changed = [v for op in ops for v in written_by(op)]
     if not changed:
@@ -128,14 +128,15 @@ def may_change(function: Function, writers: Iterable[Op] | None = None) -> froze
 
 
 def lent(function: Function) -> frozenset[Value]:
-    """Values that may lie in memory of the caller's: arguments, and what a module has."""
+    """Return the values that may share memory with the caller's: arguments, and what a module
+    has."""
     classes = Classes(function.block)
     roots = {classes.root(v) for v in function.params}
     return frozenset(v for v in classes.members() if classes.root(v) in roots)
 
 
 def returned(function: Function) -> frozenset[Value]:
-    """Values that may lie in memory of which the caller gets a part."""
+    """Return the values that may share memory with a result."""
     classes = Classes(function.block)
     roots = {classes.root(v) for v in function.block.terminator.operands}
     return frozenset(v for v in classes.members() if classes.root(v) in roots)
@@ -162,7 +163,7 @@ class Classes:
         self._block(block)
 
     def root(self, v: Value) -> Value:
-        """One value of the class, the same for all of it."""
+        """Return the representative of the value's class."""
         parent = self._parent.setdefault(v, v)
         while parent is not v:
             grand = self._parent[parent]
@@ -171,7 +172,7 @@ class Classes:
         return v
 
     def members(self) -> Iterable[Value]:
-        """Every value that may share memory with another one, or was asked for."""
+        """Return all values that the classes know."""
         return list(self._parent)
 
     def _block(self, block: Block) -> None:
@@ -193,7 +194,7 @@ def _may_share(op: Op) -> Iterator[Sequence[Value]]:
 
 
 def groups(op: Op) -> Iterator[Sequence[Value]]:
-    """Values of which one may be another, or a part of it, because of this op."""
+    """Yield groups of values that may be one another, or a part, because of this op."""
     if op.name in _IN_ORDER:
         for inner in op.blocks:
             yield from zip(op.operands, inner.args, strict=False)

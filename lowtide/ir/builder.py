@@ -142,7 +142,7 @@ class Builder:
         self.changed |= found
 
     def widen(self, value: Value, type_: Type) -> None:
-        """The value is, after all, of a wider type: `[]` once it is known what goes into it."""
+        """Give the value a wider type, such as that of `[]` once its items are known."""
         if value.type == type_:
             return
         value.type = type_
@@ -168,7 +168,8 @@ class Builder:
             self.widen(maker.blocks[0].args[maker.results.index(value) + 1], type_)
 
     def _widen_carried(self, value: Value, op: Op) -> None:
-        """The same of what a block gives, a branch or a step of a loop, if that is the value."""
+        """Widen the results of an op of which a block yields the value, or to which a loop carries
+        it."""
         is_loop = op.name == "loop"
         blocks = op.blocks[:1] if op.name == "with" else op.blocks
         given = [block.terminator.operands[is_loop:] for block in blocks]
@@ -186,7 +187,8 @@ class Builder:
             self._births[value] = len(self._births)
 
     def mark(self, start: Mark | None = None) -> Mark:
-        """This moment; with `start`, for news of what was there at that earlier one."""
+        """Return a mark of this moment. With `start`, it is for news of values older than
+        `start`."""
         births = len(self._births) if start is None else start.births
         return Mark(len(self._news), len(self._writes), births)
 
@@ -223,14 +225,14 @@ class Builder:
         return type(a) is type(b) and (t.is_subtype(a, b) or t.is_subtype(b, a))
 
     def const(self, value: object) -> Value:
-        """A constant; see `literals.is_literal` for what it may be."""
+        """Return a constant; see `literals.is_literal` for what it may be."""
         type_ = t.type_of(value)
         assert type_ is not None, f"not a constant: {value!r}"
         assert is_literal(value), f"not a constant: {value!r}"
         return self.emit("const", (), [type_], value=value).result
 
     def undef(self, type_: Type = t.NEVER) -> Value:
-        """A value that is never looked at."""
+        """Return a value that nothing reads."""
         return self.emit("undef", (), [type_]).result
 
     def constant(self, value: Value) -> object:
@@ -248,7 +250,8 @@ class Builder:
         return UNKNOWN
 
     def py(self, name: str, *operands: Value) -> Value | None:
-        """An op on Python values, or its result where it is known now; None if types do not fit."""
+        """Emit an op on Python values. Return its result, known now if possible; None if types do
+        not fit."""
         definition = opdefs.find(name)
         assert definition is not None, f"no op {name}"
         known = self._shortcut(name, operands)
@@ -301,7 +304,7 @@ class Builder:
         return self.emit("tuple.get", [value], [type_.elems[index]], index=index).result
 
     def tuple_make(self, elems: Sequence[Value], names: Sequence[str] = (), cls: str = "") -> Value:
-        """A tuple of values, with field names and a class if it is a named one."""
+        """Return a tuple of values, with field names and a class if it is a named one."""
         type_ = TupleType(tuple(e.type for e in elems), tuple(names), cls)
         op = self.emit("tuple.make", elems, [type_])
         if cls:
@@ -309,12 +312,13 @@ class Builder:
         return op.result
 
     def list_make(self, elems: Sequence[Value], elem_type: Type = t.NEVER) -> Value:
-        """A list of values."""
+        """Return a list of values."""
         joined = t.join_all([elem_type, *(e.type for e in elems)])
         return self.emit("list.make", elems, [ListType(joined)]).result
 
     def list_elements(self, value: Value) -> list[Value] | None:
-        """The elements of a list whose making is in sight and which nothing can have changed."""
+        """Return the elements of a list that is made in sight and that nothing can have changed;
+        else None."""
         maker = self.makers.get(value)
         if maker is None or maker.name != "list.make" or value in self.changed:
             return None
@@ -328,7 +332,7 @@ _OPAQUE = ("py.call", "py.call_method", "call_module")  # may change what they a
 
 
 def _holding(type_: Type, operands: Sequence[Value]) -> Type:
-    """The type of what is made of these values, no narrower than it was."""
+    """Return the type of a container that is made of these values, no narrower than `type_`."""
 
     def wider(before: Type, values: Sequence[Value]) -> Type:
         fits = all(t.is_subtype(v.type, before) for v in values)
@@ -343,8 +347,8 @@ def _holding(type_: Type, operands: Sequence[Value]) -> Type:
 
 
 def _item_of(type_: Type, op: Op, before: Type) -> Type:
-    """The type of what was read of a container that is of this type after all: of one that the
-    container holds, since anything else was what it was."""
+    """Return the type of an item that was read from a container whose type has become `type_`.
+    `before`: the item's type so far, which only a container's item changes."""
     match type_:
         case TupleType(elems) if op.name == "tuple.get":
             found = elems[cast("int", op.attrs["index"])]
@@ -356,7 +360,8 @@ def _item_of(type_: Type, op: Op, before: Type) -> Type:
 
 
 def _with_item(type_: Type, item: Type) -> Type:
-    """The type of a list or dict that holds such an item, too; None may be for what is missing."""
+    """Return the type of a list or dict that also has such an item. A None item may stand for a
+    missing one."""
     item = item.elem if isinstance(item, t.OptionalType) else item
     if isinstance(type_, t.OptionalType):
         return t.optional(_with_item(type_.elem, item))

@@ -129,7 +129,7 @@ class Function:
         return self.block.args[: len(self.block.args) - len(self.captures)]
 
     def walk(self) -> Iterator[Op]:
-        """Every op, nested ones after the op that holds them."""
+        """Return every op of the body. An op comes before those in its blocks."""
         return walk(self.block)
 
     def __eq__(self, other: object) -> bool:
@@ -145,7 +145,7 @@ class Function:
 
 
 def walk(block: Block) -> Iterator[Op]:
-    """Every op of a block, nested ones after the op that holds them."""
+    """Yield every op of a block. An op comes before those in its blocks."""
     for op in block.ops:
         yield op
         for inner in op.blocks:
@@ -153,13 +153,14 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def clone_block(block: Block, mapping: dict[Value, Value]) -> Block:
-    """A copy with fresh values; `mapping` gives stand-ins for outer values, learns the new ones."""
+    """Return a copy with fresh values. `mapping`: replacements for outer values; gets the new
+    ones."""
     args = [_fresh(a, mapping) for a in block.args]
     return Block(args, [clone_op(op, mapping) for op in block.ops])
 
 
 def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
-    """A copy of one op with fresh results; see `clone_block`."""
+    """Return a copy of one op with fresh results; see `clone_block`."""
     operands = [mapping.get(v, v) for v in op.operands]
     blocks = [clone_block(b, mapping) for b in op.blocks]
     results = [_fresh(r, mapping) for r in op.results]
@@ -174,17 +175,18 @@ def clone_op(op: Op, mapping: dict[Value, Value]) -> Op:
 
 
 def clone(fn: Function) -> Function:
-    """A copy that shares nothing changeable with `fn`."""
+    """Return a copy that shares nothing changeable with `fn`."""
     return with_block(fn, clone_block(fn.block, {}))
 
 
 def with_block(fn: Function, block: Block) -> Function:
-    """The same function around another body."""
+    """Return the same function around another body."""
     return Function(fn.name, block, fn.result, dict(fn.defaults), fn.loc, fn.captures)
 
 
 def free_values(ops: Sequence[Op]) -> list[Value]:
-    """Values that `ops` and their nested blocks use and do not make, in order of first use."""
+    """Return values that `ops` and their nested blocks use and do not make, in order of first
+    use."""
     made: set[Value] = set()
     free: dict[Value, None] = {}
     _collect_free(ops, made, free)
@@ -215,10 +217,10 @@ def print_function(
     full_paths: bool = False,
     marks: Mapping[Op, str] | None = None,
 ) -> str:
-    """The text of a function.
+    """Return the text of a function.
 
-    `locs`: each op's place in the source; `full_paths`: with its directory, so that a saved
-    program still points at the user's file; `marks`: words to put under an op.
+    `locs`: each op's place in the source; `full_paths`: with its directory, so that a saved program
+    still points at the user's file; `marks`: words to put under an op.
     """
     return _Printer(locs, full_paths, marks or {}).function(fn)
 

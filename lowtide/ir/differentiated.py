@@ -51,7 +51,7 @@ def differentiated(fn: Function) -> frozenset[Value]:
 
 
 def sources_of(fn: Function, values: list[Value]) -> set[Value]:
-    """All values that the given ones may be, may hold, or may be parts of."""
+    """Return all values that the given ones may be, may hold, or may be parts of."""
     return _Sources(fn).of(values) if values else set()
 
 
@@ -93,7 +93,7 @@ class _Sources:
                 self._read(inner)
 
     def of(self, values: list[Value]) -> set[Value]:
-        """All of them, and what they may be or hold."""
+        """Return the values, and all that they may be or contain."""
         found, waiting = set[Value](), list(values)
         while waiting:
             v = waiting.pop()

@@ -62,7 +62,7 @@ _LARGEST = {"bf16": float.fromhex("0x1.fep127"), "f16": 65504.0}
 
 
 def nearest(value: float, dtype: DType) -> float:
-    """The number of this float dtype that is nearest to `value`, as PyTorch stores it."""
+    """Return the number of this float dtype that is nearest to `value`, as PyTorch stores it."""
     if dtype is f64 or not math.isfinite(value):
         return value
     value = ctypes.c_float(value).value
@@ -75,7 +75,8 @@ def nearest(value: float, dtype: DType) -> float:
 
 
 def wrapped(value: int, dtype: DType) -> int:
-    """The number of this int dtype that has the last bits of `value`, as arithmetic wraps."""
+    """Return the number of this int dtype that has the last bits of `value`, as arithmetic
+    wraps."""
     bits = 8 * dtype.itemsize
     value &= (1 << bits) - 1
     return value - (1 << bits) if dtype.is_signed and value >> (bits - 1) else value
@@ -87,5 +88,6 @@ _BY_TORCH = {d.torch: d for d in ALL}
 
 
 def from_torch(dtype: torch.dtype) -> DType | None:
-    """The record of a torch dtype; None where Lowtide does not compute in it (complex, int16…)."""
+    """Return the record of a torch dtype; None where Lowtide does not compute in it (complex,
+    int16…)."""
     return _BY_TORCH.get(dtype)

@@ -64,7 +64,8 @@ def own_effects(op: Op) -> Effects:
 
 
 def when(place: int, constants: Sequence[object], effects: Effects) -> Declared:
-    """`effects`, unless operand `place` is one of these constants; it may raise in any case."""
+    """Return a rule: `effects`, unless operand `place` is one of these constants. The op may raise
+    in any case."""
 
     def rule(operands: Sequence[object]) -> Effects:
         x = operands[place]
@@ -75,6 +76,6 @@ def when(place: int, constants: Sequence[object], effects: Effects) -> Declared:
 
 
 def constant(value: Value, makers: Makers) -> object:
-    """The value of a constant; `...` for what is none."""
+    """Return the value of a constant; `...` for other values."""
     maker = makers.get(value)
     return maker.attrs["value"] if maker is not None and maker.name == "const" else ...

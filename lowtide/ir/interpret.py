@@ -78,7 +78,8 @@ def is_plain(op: Op) -> bool:
 
 
 def callable_of(target: str) -> Callable[..., Any]:
-    """The Python function behind the target of `call_torch` or `mutate`; properties included."""
+    """Return the Python function behind the target of `call_torch` or `mutate`; properties
+    included."""
     owner, name = owner_of(target)
     found = getattr(owner, name)
     # a property of tensors has no call
@@ -86,7 +87,7 @@ def callable_of(target: str) -> Callable[..., Any]:
 
 
 def owner_of(target: str) -> tuple[Any, str]:
-    """The module or class that the target of `call_torch` or `mutate` is read from, and its name
+    """Return the owner of the target of `call_torch` or `mutate`, a module or a class, and the name
     there."""
     root, *path, name = target.split(".")
     owner: Any = _ROOTS[root]

@@ -33,7 +33,7 @@ def same_literal(a: object, b: object) -> bool:
 
 
 def print_literal(value: object) -> str:
-    """The text of a constant."""
+    """Return the text of a constant."""
     if isinstance(value, tuple):
         parts = [print_literal(v) for v in cast("tuple[object, ...]", value)]
         return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
@@ -65,7 +65,7 @@ _NAMES: Final[dict[str, object]] = {
 
 
 def parse_literal(text: str) -> object:
-    """The constant that this text prints; raises ValueError."""
+    """Return the constant that this text prints; raises ValueError."""
     reader = _Reader(text)
     found = reader.value(0)
     reader.end()
@@ -73,7 +73,7 @@ def parse_literal(text: str) -> object:
 
 
 def parse_attrs(text: str) -> dict[str, object]:
-    """The attributes in "name=literal, name=literal"; raises ValueError."""
+    """Return the attributes in "name=literal, name=literal"; raises ValueError."""
     reader = _Reader(text)
     found: dict[str, object] = {}
     while not reader.at_end():

@@ -26,8 +26,8 @@ RESULTS: Final[dict[str, type]] = {
 
 
 def class_of_result(source: str, names: Sequence[str], with_out: bool = False) -> str:
-    """The class that the PyTorch function `source` ("Tensor.max", "torch.linalg.qr") gives its
-    results in, named as `names`; "" if these are a plain tuple."""
+    """Return the class that the PyTorch function `source` ("Tensor.max", "torch.linalg.qr") gives
+    its results in, named as `names`; "" if these are a plain tuple."""
     if not names:
         return ""
     _, _, name = source.partition(".")
@@ -37,12 +37,12 @@ def class_of_result(source: str, names: Sequence[str], with_out: bool = False) -
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    """The fields of a named tuple, the user's own or PyTorch's; none of any other class."""
+    """Return the fields of a named tuple, the user's own or PyTorch's; none of any other class."""
     names: tuple[str, ...] = getattr(cls, "_fields", ())
     return names or (cast("Any", cls).__match_args__ if cls in RESULTS.values() else ())
 
 
 def build(cls: type, elems: Sequence[Any]) -> Any:
-    """A sequence of this class, named tuples included."""
+    """Return a sequence of this class, named tuples included."""
     make: Any = getattr(cls, "_make", cls)
     return make(elems)

@@ -55,7 +55,8 @@ def _attr_set(op: Op, env: Env) -> list[Any]:
 
 
 def _receiver(op: Op, env: Env) -> Any:
-    """The object; in a program from a file it must be of the class that the name was checked for"""
+    """Return the object. In a program from a file it must be of the class for which the name was
+    checked."""
     found = env[op.operands[0]]
     owner = op.attrs.get("owner")
     if owner is not None and not isinstance(found, cast("type", python_objects.find(str(owner)))):

@@ -57,7 +57,7 @@ class Indexing:
 
     @staticmethod
     def index(spec: Sequence[str], operands: Sequence[object]) -> object:
-        """The Python index that a spec and its operands mean."""
+        """Return the Python index that a spec and its operands encode."""
         items: list[object] = []
         rest = list(operands)
         for word in spec:
@@ -80,7 +80,7 @@ def _index_item(word: str, operands: list[object]) -> object:
 
 
 def find(name: str) -> OpDef | None:
-    """The op of this name on Python values, or None."""
+    """Return the op of this name on Python values, or None."""
     return TABLE.get(name)
 
 
@@ -94,13 +94,14 @@ def use_records(by_name: Callable[[str], RecordLike] | None) -> None:
 
 
 def torch_record(op_name: str) -> RecordLike:
-    """The record of the op printed as `torch.NAME`; raises KeyError."""
+    """Return the record of the op printed as `torch.NAME`; raises KeyError."""
     return (_records or _own_records())(op_name.removeprefix("torch."))
 
 
 @functools.cache
 def _own_records() -> Callable[[str], RecordLike]:
-    """The table lies in a layer above this one, so it is looked up by name when first needed."""
+    """Return the look-up of torch records. Their table lies in a higher layer, so it is imported by
+    name."""
     importlib.import_module("lowtide.ops")
     registry = importlib.import_module("lowtide.ops.registry")
     return cast("Callable[[str], RecordLike]", registry.by_name)

@@ -29,7 +29,7 @@ class ParseError(LowtideError):
 
 
 def parse_function(text: str) -> Function:
-    """The function that this text prints; raises ParseError."""
+    """Return the function that this text prints; raises ParseError."""
     return _Parser(text).function()
 
 

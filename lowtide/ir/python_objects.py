@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 def name_of(obj: object) -> str:
-    """The name of an object, which is kept alive from now on."""
+    """Return the name of an object, and keep the object alive."""
     known = _names.get(id(obj))
     if known is not None:
         return known
@@ -34,5 +34,5 @@ def name_of(obj: object) -> str:
 
 
 def find(name: str) -> object:
-    """The object of this name; raises KeyError."""
+    """Return the object of this name; raises KeyError."""
     return _objects[name]

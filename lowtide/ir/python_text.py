@@ -22,7 +22,7 @@ from lowtide.ir.opdefs import MAX_TRIPS, Indexing
 
 
 def python_text(fn: Function) -> str:
-    """The function as Python-like source."""
+    """Return the function as Python-like source."""
     return _Writer().function(fn)
 
 

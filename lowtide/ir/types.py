@@ -160,12 +160,12 @@ _NUMBERS = (BOOL, INT, FLOAT, NUMBER)
 
 
 def tuple_of(*elems: Type) -> TupleType:
-    """`(a, b)` without field names."""
+    """Return `(a, b)` without field names."""
     return TupleType(tuple(elems))
 
 
 def optional(t: Type) -> Type:
-    """`t` or None, not nested."""
+    """Return `t` or None, not nested."""
     return t if t in (NONE, ANY) or isinstance(t, OptionalType) else OptionalType(t)
 
 
@@ -224,7 +224,7 @@ def holds_items(t: Type) -> bool:
 
 
 def types_in(type_: Type) -> Iterator[Type]:
-    """The type and all types in it."""
+    """Yield the type and all types in it."""
     yield type_
     match type_:
         case TupleType(elems) | UnionType(elems):
@@ -267,7 +267,7 @@ def is_subtype(t: Type, of: Type) -> bool:
 
 
 def join(a: Type, b: Type) -> Type:
-    """The least type that holds both, where two branches meet; Any where they are many."""
+    """Return the least type that holds both, where two branches meet; Any where they are many."""
     if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.elems) == len(b.elems):
         elems = tuple(join(p, q) for p, q in zip(a.elems, b.elems, strict=True))
         names = a.names if a.names == b.names else ()
@@ -292,7 +292,7 @@ def join(a: Type, b: Type) -> Type:
 
 
 def join_all(types: Iterable[Type]) -> Type:
-    """The least type that holds all; `never` for none."""
+    """Return the least type that holds all; `never` for none."""
     joined: Type = NEVER
     for type_ in types:
         joined = join(joined, type_)
@@ -334,7 +334,8 @@ _OF_PYTHON: dict[type, Type] = {
 
 
 def type_of(value: object) -> Type | None:
-    """The type of a run-time value, as far down as it goes; None for what IR does not hold."""
+    """Return the type of a run-time value, as far down as it goes; None for what IR does not
+    hold."""
     if isinstance(value, torch.Tensor):
         return TENSOR
     if type(value) in _OF_PYTHON:
@@ -428,7 +429,7 @@ _DEEPEST = 64  # types in types
 
 
 def parse_type(text: str) -> Type:
-    """The type that this text prints; raises ValueError."""
+    """Return the type that this text prints; raises ValueError."""
     reader = TypeReader(text)
     found = reader.type()
     if reader.rest():

@@ -144,8 +144,8 @@ def _partial_sums(call: Call) -> int:
 
 
 def _sorted(call: Call) -> int:
-    """The CPU sorts each row in place, a GPU short rows only. The CPU sorts a copy of a 1-d
-    tensor."""
+    """Return the scratch of a sort. The CPU sorts each row in place, and a copy of a 1-d tensor; a
+    GPU sorts short rows in place."""
     x, dims = call.given[0], [a for a in call.args if type(a) is int]
     if call.on_host:
         return _copies(1, 1)(call) if x.dim() == 1 else 0
@@ -211,8 +211,9 @@ def _convolution_backward(call: Call) -> int:
 
 
 def _windows(x: Tensor, w: Tensor, y: Tensor, how: Sequence[Any], on_host: bool) -> int:
-    """A library copies all operands into its own layout. PyTorch's own kernel makes the im2col
-    matrix: a row for each element of a window, a column for each output position."""
+    """Return the scratch of a convolution. A library copies all operands into its own layout.
+    PyTorch's own kernel makes the im2col matrix: a row for each element of a window, a column for
+    each output position."""
     if not on_host or layouts.is_onednns(x, w, *how):
         return nbytes(x) + nbytes(w) + nbytes(y)
     _, _, dilation, is_transposed, *_ = how
@@ -223,8 +224,9 @@ def _windows(x: Tensor, w: Tensor, y: Tensor, how: Sequence[Any], on_host: bool)
 
 
 def _scores(call: Call) -> int:
-    """The fused op of `nn.MultiheadAttention` or an encoder layer: twice the larger of the scores
-    of all pairs and the feed-forward layer's values; also queries, keys and values."""
+    """Return the scratch of the fused op of `nn.MultiheadAttention` or an encoder layer. It is
+    twice the larger of the scores of all pairs and the feed-forward layer's values, plus queries,
+    keys and values."""
     x, *weights = call.given
     heads = next(a for a in (*call.args[4:5], call.args[2]) if type(a) is int)
     batch, length, width = x.shape
@@ -234,7 +236,8 @@ def _scores(call: Call) -> int:
 
 
 def _tiles(call: Call) -> int:
-    """The scores of a tile for each CPU thread, and a contiguous copy of the queries."""
+    """Return the bytes of the scores of a tile for each CPU thread, and of a contiguous copy of the
+    queries."""
     q = call.given[0]
     each = min(_QUERIES, q.shape[2]) * (2 * _KEYS + q.shape[3]) * max(q.itemsize, _SINGLE_BYTES)
     return torch.get_num_threads() * each + nbytes(q)

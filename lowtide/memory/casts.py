@@ -129,7 +129,7 @@ class Casts:
                 torch.set_autocast_enabled(kind, is_on)
 
     def given(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Given]:
-        """The op that autocast calls for `op`, and its arguments."""
+        """Return the op that autocast calls for `op`, and its arguments."""
         same = tuple(args), dict(kwargs)
         name = _name(op)
         if name not in _kernels(self._type) or not torch.is_autocast_enabled(self._type):
@@ -177,12 +177,12 @@ class Casts:
 
 
 def _is_weight(x: Tensor) -> bool:
-    """True if PyTorch caches the cast of `x`."""
+    """Return True if PyTorch caches the cast of `x`."""
     return x.requires_grad and x.is_leaf and not is_view(x)
 
 
 def _nesting() -> int:
-    """The number of autocast blocks that this thread is in."""
+    """Return the number of autocast blocks that this thread is in."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
@@ -226,13 +226,13 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _kernels(device_type: str) -> frozenset[str]:
-    """The names of the ops that have an autocast kernel."""
+    """Return the names of the ops that have an autocast kernel."""
     found = ops_with_kernel(f"Autocast{device_type.upper()}")
     return frozenset(name.removeprefix("aten::") for name in found if name.startswith("aten::"))
 
 
 def _with_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Given]:
-    """The op and its arguments with `dtype=float32`, unless they name another dtype."""
+    """Return the op and its arguments with `dtype=float32`, unless they name another dtype."""
     other = _WITH_DTYPE.get(_name(op))
     if other is not None:
         return other, (args, kwargs | {"dtype": torch.float32})
@@ -244,7 +244,7 @@ def _with_float32(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 
 def _name(op: Any) -> str:
-    """The dispatcher's name of the op: `mm`, `sum.dim_IntList`."""
+    """Return the dispatcher's name of the op: `mm`, `sum.dim_IntList`."""
     name: str = schema_of(op).name.removeprefix("aten::")
     overload: str = schema_of(op).overload_name
     return f"{name}.{overload}" if overload else name

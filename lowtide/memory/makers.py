@@ -42,7 +42,7 @@ def _by_heads(x: Tensor) -> Tensor:
 
 
 def _native_attention(q: Tensor, k: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """The fused op that `nn.MultiheadAttention` runs if no gradients are recorded."""
+    """Return the fused op that `nn.MultiheadAttention` runs if no gradients are recorded."""
     heads = given[2]
     needs, averages = (*given[8:10], True, True)[:2]
     batch, length, _ = q.shape
@@ -65,7 +65,8 @@ def _soft_margin(x: Tensor, _: Tensor, reduction: int = _MEAN) -> Tensor:
 
 
 def _ctc(log_probs: Tensor, targets: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The longest target depends on the data: it is taken as the largest possible one."""
+    """Return the results, with the longest target taken as the largest possible one, since it
+    depends on the data."""
     steps, batch, _labels = log_probs.shape
     longest = min(targets.shape[-1], steps)
     return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, 2 * longest + 1))

@@ -117,8 +117,8 @@ def time_alternating(
 
 
 def tensor_bytes(value: object, *, beyond: object = ()) -> int:
-    """Bytes of the storages of all tensors in a nest of tuples, lists and dicts. Each storage
-    counts once; storages of tensors in `beyond` do not count."""
+    """Return bytes of the storages of all tensors in a nest of tuples, lists and dicts. Each
+    storage counts once; storages of tensors in `beyond` do not count."""
     known = {storage.data_ptr() for storage in _storages(beyond)}
     total = 0
     for storage in _storages(value):
@@ -182,7 +182,8 @@ def _marked_arena() -> Generator[None]:
 
 
 def _memory_events(profile: torch.profiler.profile) -> list[tuple[int, int]]:
-    """(start in ns, bytes allocated or, negative, freed) of each event of the two allocators."""
+    """Return (start in ns, bytes allocated or, negative, freed) of each event of the two
+    allocators."""
     results: Any = profile.profiler.kineto_results if profile.profiler is not None else None
     events: list[Any] = [] if results is None else results.events()
     found: list[tuple[int, int]] = []

@@ -73,6 +73,6 @@ class SpareKey:
             exclude_key(self._key, was_out)
 
     def off(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which it does not, within `on`."""
+        """Return a context, within `on`, in which this thread does not call the kernels."""
         guard: contextlib.AbstractContextManager[None] = KeysExcluded(self._alone)
         return guard

@@ -41,7 +41,8 @@ def call(
 
 
 def aside() -> AbstractContextManager[None]:
-    """A context in which no dispose scope owns what this thread makes: it is Lowtide's own."""
+    """Return a context in which no dispose scope owns what this thread makes: it is Lowtide's
+    own."""
     watch = sys.modules.get(_SCOPES)
     return nullcontext() if watch is None else watch.aside()
 

@@ -49,8 +49,8 @@ class Bound:
 
 
 def records_of(source: str) -> Sequence[OpRecord]:
-    """The records of a function; one that is in both `torch` and `F` is known by either name. Not
-    those of PyTorch's library, which are bound late."""
+    """Return the records of a function; one that is in both `torch` and `F` is known by either
+    name. Not those of PyTorch's library, which are bound late."""
     root, _, name = source.partition(".")
     other = {"torch": "F", "F": "torch"}.get(root, root)
     found = lookup(source) or lookup(f"{other}.{name}")
@@ -80,7 +80,7 @@ def _operand(builder: Builder, slot: Slot) -> Value:
 def bind(
     records: Sequence[OpRecord], args: Sequence[Value], keywords: Mapping[str, Value]
 ) -> Bound | None:
-    """The first record that takes these arguments, or None."""
+    """Return the first record that takes these arguments, or None."""
     for record in records:
         slots = _bind_one(record.params, args, keywords)
         if slots is not None:

@@ -37,7 +37,7 @@ def _checked(b: Builder, x: Val, h: Val, w: Val, u: Val, biases: list[Val | None
 
 
 def _gates(b: Builder, g: Val, count: int, h: Val) -> list[Val]:
-    """The equal parts of the last dim, each as wide as what is carried."""
+    """Return the equal parts of the last dim, each as wide as what is carried."""
     size = h.shape[-1]
     b.require_equal(g.shape[-1], size * count, "the gates are not as wide as the state")
     return lower_chunk(b, g, count, g.ndim - 1)
@@ -55,7 +55,7 @@ def _sigmoid(x: Term) -> Term:
 
 
 def lstm_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
-    """The next hidden state and cell state."""
+    """Return the next hidden state and cell state."""
     h, c = carried
     i, f, g, o = _gates(b, _sum(b, x, u), 4, h)
     after = pointwise(
@@ -71,7 +71,7 @@ def lstm_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
 
 
 def gru_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
-    """The next hidden state."""
+    """Return the next hidden state."""
     (h,) = carried
     r0, z0, n0 = _gates(b, x, 3, h)
     r1, z1, n1 = _gates(b, u, 3, h)
@@ -84,7 +84,7 @@ def gru_step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
 
 
 def plain_step(fn: str) -> Callable[[Builder, Val, Val, Sequence[Val]], list[Val]]:
-    """The next hidden state, of one gate."""
+    """Return the next hidden state, of one gate."""
 
     def step(b: Builder, x: Val, u: Val, carried: Sequence[Val]) -> list[Val]:
         b.require_equal(x.shape[-1], carried[0].shape[-1], "the gate is not as wide as the state")

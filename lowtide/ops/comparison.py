@@ -223,5 +223,5 @@ def lower_bitwise_not(b: Builder, x: Val) -> Val:
 
 
 def is_truthy(b: Builder, x: Val, idx: tuple[Index, ...]) -> Expr:
-    """The element of a tensor of any dtype as a bool."""
+    """Return the element of a tensor of any dtype as a bool."""
     return b.cast(b.load(x, idx), dtypes.boolean)

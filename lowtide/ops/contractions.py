@@ -41,7 +41,7 @@ At = Callable[[tuple[Index, ...], tuple[Index, ...]], Sequence[Index | int]]
 
 
 def accumulator(dtype: DType) -> DType:
-    """The dtype in which products are summed."""
+    """Return the dtype in which products are summed."""
     if dtype is dtypes.boolean:
         raise Unsupported("a contraction of bools")
     return compute(dtype) if dtype.is_float else dtypes.i64
@@ -79,7 +79,7 @@ def contract(
 def matmul(
     b: Builder, x: Val, y: Val, finish: Callable[[Term, tuple[Index, ...]], Term] | None = None
 ) -> Val:
-    """The matrix product of all ranks, batches broadcast."""
+    """Return the matrix product of all ranks, batches broadcast."""
     if not x.ndim or not y.ndim:
         raise b.error("matmul of a 0-dim tensor")
     rows = x.shape[-2:-1]  # () for a vector
@@ -182,7 +182,7 @@ def lower_linear(b: Builder, x: Val, weight: Val, bias: Val | None) -> Val:
 def _plus(
     b: Builder, bias: Val, shape: Sequence[Size], alpha: Number = 1, beta: Number = 1
 ) -> Callable[[Term, tuple[Index, ...]], Term]:
-    """The epilogue alpha * product + beta * bias, the bias broadcast to `shape`."""
+    """Return the epilogue alpha * product + beta * bias, the bias broadcast to `shape`."""
     if bias.ndim > len(shape):
         raise b.error("a bias with more dimensions than the product")
     for size, want in zip(bias.shape, shape[len(shape) - bias.ndim :], strict=True):

@@ -52,7 +52,7 @@ def _lower(dims: int) -> Callable[..., Val]:
         dilation: Any,
         groups: Any,
     ) -> Val:
-        """The sum over the channels of a window."""
+        """Return the sum over the channels of a window."""
         require_plain(b)
         require_wide_floats(x, weight, bias)
         if isinstance(padding, str) and padding != "valid":
@@ -168,7 +168,7 @@ def _transposed(dims: int) -> Callable[..., Val]:
         groups: Any,
         dilation: Any,
     ) -> Val:
-        """The sum of what all windows that reach a place bring there."""
+        """Return the sum of what all windows that reach a place bring there."""
         require_none(b)
         require_wide_floats(x, weight, bias)
         if x.ndim not in (dims + 1, dims + 2) or weight.ndim != dims + 2:

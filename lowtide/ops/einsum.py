@@ -116,7 +116,7 @@ def _operands(operands: Any) -> list[Any]:
 
 
 def _sizes(b: Builder, xs: Sequence[Val], terms: Sequence[Labels]) -> dict[str, Size]:
-    """The size of each label; sizes of 1 broadcast."""
+    """Return the size of each label; sizes of 1 broadcast."""
     sizes: dict[str, Size] = {}
     for x, labels in zip(xs, terms, strict=True):
         for size, label in zip(x.shape, labels, strict=True):
@@ -137,7 +137,7 @@ def _sizes(b: Builder, xs: Sequence[Val], terms: Sequence[Labels]) -> dict[str, 
 def _contract(
     b: Builder, operands: Sequence[_Operand], kept: Labels, sizes: dict[str, Size]
 ) -> _Operand:
-    """The product of one or two operands, summed over the labels that are not kept."""
+    """Return the product of one or two operands, summed over the labels that are not kept."""
     dtype = operands[0].val.dtype
     within = accumulator(dtype)
     present = dict.fromkeys(c for o in operands for c in o.labels)

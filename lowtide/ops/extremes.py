@@ -49,14 +49,14 @@ for _name in ("any", "all"):
 
 
 def require_elements(b: Builder, x: Val, dims: Sequence[int]) -> None:
-    """An extreme of nothing is an error."""
+    """Raise the error of an extreme of nothing."""
     for d in dims:
         if not b.at_least(x.shape[d], 1):
             raise b.error("an extreme over an empty dimension")
 
 
 def extreme(b: Builder, x: Val, dims: Sequence[int], keepdim: bool, fn: str) -> Val:
-    """The largest or smallest over dims; NaN wins."""
+    """Return the largest or smallest over dims; NaN wins."""
     require_elements(b, x, dims)
     if x.dtype is dtypes.boolean:
         fn = "any" if fn == "max" else "all"
@@ -65,7 +65,7 @@ def extreme(b: Builder, x: Val, dims: Sequence[int], keepdim: bool, fn: str) -> 
 
 
 def arg_extreme(b: Builder, x: Val, dim: Any, keepdim: bool, fn: str) -> Val:
-    """The index of the first extreme along one dim, or in the flattened tensor."""
+    """Return the index of the first extreme along one dim, or in the flattened tensor."""
     within = compute(x.dtype)
     if dim is None:
         total = numel(x)

@@ -46,7 +46,7 @@ Fill = Callable[[Builder, DType], Expr]
 
 
 def check_device(b: Builder, device: Any) -> None:
-    """All tensors of a region lie on one device."""
+    """Check the device: all tensors of a region lie on one."""
     wanted = torch.device(device)
     same = wanted.type == b.device.type and wanted.index == b.device.index
     if wanted == torch.device(wanted.type) and wanted.type == b.device.type:
@@ -66,7 +66,7 @@ def _check_options(
 
 
 def filled(b: Builder, shape: Sequence[Size], dtype: DType, value: Number) -> Val:
-    """One number everywhere."""
+    """Return one number everywhere."""
     extents = [b.extent(s, f"size {s} in a shape") for s in shape]
     return b.tensor(extents, dtype, lambda _: _cast_number(b, value, dtype))
 

@@ -189,7 +189,8 @@ def lower_scatter_value(b: Builder, x: Val, dim: Any, index: Val, value: Number)
 def with_value_at(
     b: Builder, x: Val, d: int, index: Val, count: int, value: Number, *, wraps: bool
 ) -> Val:
-    """The tensor with a number at the `count` places along dim d that the rows of `index` name."""
+    """Return the tensor with a number at the `count` places along dim d that the rows of `index`
+    name."""
     check_converts(x.dtype, value)
     check_index(b, index, x.shape[d], wraps=wraps)
     number = filled(b, x.shape, x.dtype, value)

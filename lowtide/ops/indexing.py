@@ -29,7 +29,7 @@ INDEX_DTYPES = (dtypes.i64, dtypes.i32)
 def gathered(
     b: Builder, index: Val, at: Sequence[Index | int], size: Size, *, wraps: bool
 ) -> Index:
-    """The element of an integer tensor as a safe index into a dim of `size`."""
+    """Return the element of an integer tensor as a safe index into a dim of `size`."""
     e = b.cast(b.load(index, at), dtypes.i64)
     if wraps:
         negative = b.apply("lt", e, b.const(0, dtypes.i64))
@@ -38,7 +38,8 @@ def gathered(
 
 
 def check_index(b: Builder, index: Val, size: Size, *, wraps: bool) -> None:
-    """The tensor is one of integers, and its elements lie within a dim of `size`."""
+    """Check that the tensor is one of integers, and that its elements lie within a dim of
+    `size`."""
     if index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"an index of {index.dtype}")
     if not b.at_least(size, 1):
@@ -47,7 +48,7 @@ def check_index(b: Builder, index: Val, size: Size, *, wraps: bool) -> None:
 
 
 def int_index(b: Builder, value: Any, size: Size) -> Index:
-    """A whole number as an index into a dim of `size`, wrapped if negative."""
+    """Return a whole number as an index into a dim of `size`, wrapped if negative."""
     at = as_index(value) if b.at_least(value, 0) else as_index(size) + value
     if not b.at_least(at, 0) or not b.at_least(as_index(size) - at, 1):
         raise b.error(f"index {value} of a dimension of size {size}")

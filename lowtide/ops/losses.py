@@ -31,7 +31,7 @@ OLD: Final = "size_average: bool? = None, reduce: bool? = None"
 
 
 def reduced(b: Builder, loss: Val, reduction: Any) -> Val:
-    """The loss summed up as told."""
+    """Return the loss after the reduction."""
     if reduction == "none":
         return loss
     dims = list(range(loss.ndim))

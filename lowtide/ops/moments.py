@@ -153,7 +153,7 @@ def lower_logsumexp(b: Builder, x: Val, dim: Any, keepdim: Any) -> Val:
 
 
 def finite_max(b: Builder, x: Val, dims: Sequence[int]) -> Val:
-    """The maximum over dims with keepdim, in the compute dtype; 0 where it is infinite."""
+    """Return the maximum over dims with keepdim, in the compute dtype; 0 where it is infinite."""
     require_elements(b, x, dims)
     within = compute(x.dtype)
     return reduce_over(

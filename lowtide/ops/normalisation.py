@@ -145,7 +145,7 @@ def _scaled(
     bias: Val | None,
     channel: Any,
 ) -> Val:
-    """(x - mean) * root * weight + bias; `channel` gives the index into weight and bias."""
+    """Return (x - mean) * root * weight + bias; `channel` gives the index into weight and bias."""
     within = compute(x.dtype)
 
     def body(idx: tuple[Index, ...]) -> Expr:

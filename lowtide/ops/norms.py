@@ -54,7 +54,7 @@ def order(p: float) -> tuple[str, Callable[[Term], Term], Callable[[Term], Term]
 
 
 def vector_norm(b: Builder, x: Val, p: float, dims: Sequence[int], keepdim: bool) -> Val:
-    """The norm of order p over dims."""
+    """Return the norm of order p over dims."""
     require_float(x)
     fn, inner, finish = order(p)
     if fn != "sum":

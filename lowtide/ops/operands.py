@@ -47,13 +47,13 @@ class Term:
         return self.expr.dtype
 
     def like(self, value: Term | float) -> Term:
-        """A number as a constant of this term's dtype."""
+        """Return a number as a constant of this term's dtype."""
         if isinstance(value, Term):
             return value
         return Term(self.b, self.b.const(value, self.dtype))
 
     def fn(self, name: str, *others: Term | float) -> Term:
-        """A pointwise function of this term, by its texpr name."""
+        """Return a pointwise function of this term, by its texpr name."""
         args = [self.expr, *(self.like(o).expr for o in others)]
         return Term(self.b, self.b.apply(name, *args))
 
@@ -61,7 +61,7 @@ class Term:
         return Term(self.b, self.b.cast(self.expr, dtype))
 
     def where(self, yes: Term | float, no: Term | float) -> Term:
-        """`yes` where this bool term holds, else `no`; one of them must be a term."""
+        """Return `yes` where this bool term holds, else `no`; one of them must be a term."""
         like = yes if isinstance(yes, Term) else no
         assert isinstance(like, Term)
         picked = self.b.select(self.expr, like.like(yes).expr, like.like(no).expr)
@@ -127,7 +127,7 @@ Formula = (
 
 
 def compute(dtype: DType) -> DType:
-    """The dtype in which arithmetic on `dtype` is done; u8 for bool."""
+    """Return the dtype in which arithmetic on `dtype` is done; u8 for bool."""
     return dtypes.u8 if dtype is dtypes.boolean else dtypes.BY_NAME[dtype.compute]
 
 
@@ -138,7 +138,7 @@ def wide_on(b: Builder, dtype: DType) -> DType:
 
 
 def from_torch(dtype: torch.dtype) -> DType:
-    """The record of a torch dtype; raises Unsupported for complex, int16, ..."""
+    """Return the record of a torch dtype; raises Unsupported for complex, int16, ..."""
     found = dtypes.from_torch(dtype)
     if found is None:
         raise Unsupported(f"dtype {dtype}")
@@ -150,7 +150,7 @@ def default_float() -> DType:
 
 
 def number_dtype(x: Number) -> DType:
-    """The dtype that a number has in promotion: bool, i64, or the default float."""
+    """Return the dtype that a number has in promotion: bool, i64, or the default float."""
     if isinstance(x, bool):
         return dtypes.boolean
     if isinstance(x, int | Index):
@@ -161,7 +161,7 @@ def number_dtype(x: Number) -> DType:
 
 
 def promote(*operands: Operand) -> DType:
-    """`torch.result_type` of any number of operands."""
+    """Return `torch.result_type` of any number of operands."""
     groups: list[DType | None] = [None, None, None]  # with dimensions, 0-dim, numbers
     for x in operands:
         if isinstance(x, Val):
@@ -182,7 +182,8 @@ def promote_types(a: DType | None, b: DType | None) -> DType | None:
 
 
 def _over(higher: DType | None, lower: DType | None) -> DType | None:
-    """`combine_categories` of ATen: the lower category counts only if it is of a higher kind."""
+    """Return `combine_categories` of ATen: the lower category counts only if it is of a higher
+    kind."""
     if higher is None or lower is None:
         return higher or lower
     if higher.is_float:
@@ -193,19 +194,19 @@ def _over(higher: DType | None, lower: DType | None) -> DType | None:
 
 
 def to_float(dtype: DType) -> DType:
-    """`dtype`, or the default float for ints and bools."""
+    """Return `dtype`, or the default float for ints and bools."""
     return dtype if dtype.is_float else default_float()
 
 
 def require_float(*xs: Val | None) -> None:
-    """All tensors are floats, else PyTorch says what it thinks of it."""
+    """Require floats; other tensors are left to PyTorch."""
     for x in xs:
         if x is not None and not x.dtype.is_float:
             raise Unsupported(f"a float operation on {x.dtype}")
 
 
 def same_dtype(*xs: Val | None) -> DType:
-    """The one dtype of all tensors; mixed ones are left to PyTorch."""
+    """Return the common dtype of all tensors; mixed ones are left to PyTorch."""
     found = {x.dtype for x in xs if x is not None}
     if len(found) != 1:
         raise Unsupported(f"mixed dtypes {sorted(d.name for d in found)}")
@@ -216,7 +217,7 @@ def same_dtype(*xs: Val | None) -> DType:
 
 
 def dim_of(b: Builder, dim: Any, ndim: int) -> int:
-    """A dimension in [0, ndim); 0-dim tensors count as having one."""
+    """Return a dimension in [0, ndim); 0-dim tensors count as having one."""
     value = b.static_int(dim)
     bound = max(ndim, 1)
     if not -bound <= value < bound:
@@ -236,7 +237,7 @@ def dims_of(b: Builder, dim: Any, ndim: int) -> tuple[int, ...]:
 
 
 def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
-    """The broadcast shape; sizes that must agree are required to."""
+    """Return the broadcast shape; sizes that must agree are required to."""
     ndim = max((len(s) for s in shapes), default=0)
     out: list[Size] = []
     for back in range(ndim, 0, -1):
@@ -257,7 +258,7 @@ def broadcast(b: Builder, *shapes: Sequence[Size]) -> tuple[Size, ...]:
 
 
 def broadcast_index(b: Builder, shape: Sequence[Size], idx: Sequence[Index]) -> list[Index]:
-    """The index into a tensor of `shape` for an element `idx` of what it is broadcast to."""
+    """Return the index into a tensor of `shape` for an element `idx` of what it is broadcast to."""
     last = idx[len(idx) - len(shape) :]
     return [
         i if _runs_over(i, s) else as_index(0) if b.is_one(s) else i
@@ -274,7 +275,7 @@ def _runs_over(index: Index, size: Size) -> bool:
 
 
 def ravel(idx: Sequence[Index], shape: Sequence[Size]) -> Index:
-    """The row-major linear index."""
+    """Return the row-major linear index."""
     linear = as_index(0)
     for i, size in zip(idx, shape, strict=True):
         linear = linear * size + i
@@ -282,7 +283,7 @@ def ravel(idx: Sequence[Index], shape: Sequence[Size]) -> Index:
 
 
 def unravel(linear: Index, shape: Sequence[Size]) -> tuple[Index, ...]:
-    """The inverse of `ravel`."""
+    """Return the inverse of `ravel`."""
     idx: list[Index] = []
     for k in range(len(shape)):
         inner = product(shape[k + 1 :])
@@ -299,7 +300,7 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def size_list(value: Any) -> list[Size]:
-    """The sizes in a list operand: (2, 3), or 5 for (5,)."""
+    """Return the sizes in a list operand: (2, 3), or 5 for (5,)."""
     sizes: list[Any] = list(value) if is_list(value) else [value]
     if not all(isinstance(s, int | Index) and not isinstance(s, bool) for s in sizes):
         raise Unsupported("a size that is a bool, or known only at run time")
@@ -317,9 +318,10 @@ def numel(x: Val) -> Size:
 def element(
     b: Builder, x: Operand, idx: Sequence[Index], dtype: DType, exact: bool = False
 ) -> Expr:
-    """The element of an operand at an index of the broadcast shape, in the compute dtype.
+    """Return the element of an operand at an index of the broadcast shape, in the compute dtype.
 
-    A number is rounded to `dtype` before that, as PyTorch does, but for what it calls `exact`."""
+    A number is rounded to `dtype` before that, as PyTorch does, but for what it calls `exact`.
+    """
     target = compute(dtype)
     if isinstance(x, Val):
         value = b.load(x, broadcast_index(b, x.shape, idx))
@@ -328,7 +330,7 @@ def element(
 
 
 def number(b: Builder, x: Number, dtype: DType) -> Expr:
-    """A number as an expression."""
+    """Return a number as an expression."""
     if isinstance(x, Index):
         return b.cast(b.at(x), dtype)
     if isinstance(x, Expr):
@@ -396,14 +398,14 @@ def check_converts(dtype: DType, x: object) -> None:
 
 
 def cast_to(b: Builder, x: Val, dtype: DType) -> Val:
-    """The tensor in another dtype; itself if it has it."""
+    """Return the tensor in another dtype; itself if it has it."""
     if x.dtype is dtype:
         return x
     return b.tensor(x.shape, dtype, lambda idx: b.cast(b.load(x, idx), dtype))
 
 
 def constant_float(x: Any) -> float:
-    """A number that must be known when compiling."""
+    """Return a number that must be known when compiling."""
     if isinstance(x, bool | int | float):
         return float(x)
     if isinstance(x, Index) and x.const is not None:

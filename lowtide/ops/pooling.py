@@ -140,7 +140,7 @@ def _max(dims: int) -> Callable[..., Val]:
         ceil_mode: Any,
         return_indices: Any,
     ) -> Val:
-        """The largest of each window; NaN wins."""
+        """Return the largest of each window; NaN wins."""
         if return_indices is not False:
             raise Unsupported("the places of what is pooled")
         windows = _windows(b, x, dims, kernel, stride, padding, dilation, ceil_mode)
@@ -160,7 +160,7 @@ def _average(dims: int) -> Callable[..., Val]:
         count_include_pad: Any,
         divisor: Any = None,
     ) -> Val:
-        """The mean of each window."""
+        """Return the mean of each window."""
         windows = _windows(b, x, dims, kernel, stride, padding, 1, ceil_mode)
         if dims == 3 and not all(b.at_least(w.size, w.width) for w in windows):
             raise b.error("avg_pool3d of less than a window")

@@ -39,7 +39,7 @@ def _layers(step: Step, states: int) -> Callable[..., list[Val]]:
         bidirectional: Any,
         batch_first: Any,
     ) -> list[Val]:
-        """The outputs of the last layer, and the states after the last step."""
+        """Return the outputs of the last layer, and the states after the last step."""
         require_none(b)
         given: list[Val] = list(hx) if is_list(hx) else [hx]
         weights: list[Val] = list(params)
@@ -81,7 +81,7 @@ def _layers(step: Step, states: int) -> Callable[..., list[Val]]:
 def _layer(
     b: Builder, x: Val, first: list[Val], weights: list[Val], step: Step, *, reverse: bool
 ) -> tuple[Val, list[Val]]:
-    """One layer in one direction: the outputs of all steps, and the states at the end."""
+    """Return one layer in one direction: the outputs of all steps, and the states at the end."""
     w, u, *biases = weights
     v, c = biases if biases else (None, None)
     b.require_equal(w.shape[0], u.shape[0], "sizes of gates differ")

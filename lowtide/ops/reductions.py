@@ -26,7 +26,7 @@ DIMS: Final = "dim: int[]? = None, keepdim: bool = False"
 
 
 def reduced_shape(shape: Sequence[Size], dims: Sequence[int], keepdim: bool) -> tuple[Size, ...]:
-    """The shape without `dims`, or with size 1 there."""
+    """Return the shape without `dims`, or with size 1 there."""
     if keepdim:
         return tuple(1 if d in dims else s for d, s in enumerate(shape))
     return tuple(s for d, s in enumerate(shape) if d not in dims)
@@ -35,7 +35,7 @@ def reduced_shape(shape: Sequence[Size], dims: Sequence[int], keepdim: bool) -> 
 def merge_index(
     ndim: int, dims: Sequence[int], keepdim: bool, outer: Sequence[Index], inner: Sequence[Index]
 ) -> list[Index]:
-    """The index into the unreduced tensor from result index and reduction axes."""
+    """Return the index into the unreduced tensor from result index and reduction axes."""
     rest = list(outer)
     full: list[Index] = []
     for d in range(ndim):
@@ -84,7 +84,7 @@ def count(x: Val, dims: Sequence[int]) -> Index:
 
 
 def divide_by_count(b: Builder, x: Val, dims: Sequence[int]) -> Finish:
-    """The mean from the sum."""
+    """Return the mean from the sum."""
     n = count(x, dims)
     return lambda total: total / Term(b, b.cast(b.at(n), total.dtype))
 
@@ -153,7 +153,7 @@ def lower_mean(b: Builder, x: Val, dim: Any, keepdim: Any, dtype: torch.dtype | 
 def mean_over(
     b: Builder, x: Val, dims: Sequence[int], keepdim: bool, result: DType, fn: Finish | None = None
 ) -> Val:
-    """The mean of fn(x) over dims, in the dtype `result`."""
+    """Return the mean of fn(x) over dims, in the dtype `result`."""
     return reduce_over(
         b, x, dims, keepdim, "sum",
         within=compute(x.dtype), result=result,
@@ -221,8 +221,8 @@ def lower_count_nonzero(b: Builder, x: Val, dim: Any) -> Val:
 
 
 def _masked(b: Builder, x: Val, index: Val, name: str) -> tuple[Val, Val | None]:
-    """The elements, zero where the mask does not hold, and the mask; where the index is no mask,
-    what it names."""
+    """Return the elements, zero where the mask is False, and the mask. For an index that is no
+    mask, return the elements that it names."""
     if index.dtype not in (dtypes.boolean, dtypes.u8):
         return lower_getitem(b, ("tensor",), x, index), None
     if index.dtype is not dtypes.boolean or index.ndim > x.ndim:

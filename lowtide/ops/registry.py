@@ -142,22 +142,23 @@ _REGISTRY: Final = _Registry()
 
 
 def lookup(source: str) -> tuple[OpRecord, ...]:
-    """The overloads that user code may mean by `source`, in order of preference; () if unknown."""
+    """Return the overloads that user code may mean by `source`, in order of preference; () if
+    unknown."""
     return tuple(_REGISTRY.by_source.get(_canonical_source(source), ()))
 
 
 def by_name(name: str) -> OpRecord:
-    """The record with this canonical name; raises KeyError."""
+    """Return the record with this canonical name; raises KeyError."""
     return _REGISTRY.by_name[name]
 
 
 def all_records() -> tuple[OpRecord, ...]:
-    """Every record, in order of registration."""
+    """Return every record, in order of registration."""
     return tuple(_REGISTRY.by_name.values())
 
 
 def lookup_callable(fn: object) -> tuple[OpRecord, ...]:
-    """The overloads of a function object such as `torch.sum` or `torch.Tensor.sum`."""
+    """Return the overloads of a function object such as `torch.sum` or `torch.Tensor.sum`."""
     found: list[OpRecord] = []
     for source, records in _REGISTRY.by_source.items():
         if resolve(source) is fn:
@@ -301,7 +302,8 @@ _ROOTS: Final[dict[str, Any]] = {
 
 
 def resolve(source: str) -> Any:
-    """The Python object behind a source; a property such as "Tensor.shape" gives its descriptor.
+    """Return the Python object behind a source; a property such as "Tensor.shape" gives its
+    descriptor.
 
     None where this PyTorch lacks it.
     """
@@ -320,8 +322,8 @@ def _canonical_source(source: str) -> str:
 
 
 def _calling(source: str, params: Sequence[Param]) -> Eager:
-    """An eager function of canonical operands; trailing ones that equal their default are left out,
-    since not every PyTorch overload accepts its own defaults spelled out."""
+    """Return an eager function of canonical operands; trailing ones that equal their default are
+    left out, since not every PyTorch overload accepts its own defaults spelled out."""
     found = resolve(source)
     if found is None:
         raise ValueError(f"{source} is not in this PyTorch")

@@ -148,8 +148,8 @@ def _linear(b: Builder, x: Val, axes: Sequence[_Axis], corners: bool) -> Val:
 def _mixed(
     b: Builder, x: Val, found: list[Index], left: list[Index], axes: list[_Axis], corners: bool
 ) -> Term:
-    """The mean of what lies on both sides along the first dim that is left, each interpolated
-    along the others."""
+    """Return the mean of the neighbours on both sides along the first dim that is left, each
+    interpolated along the others."""
     if not left:
         return Term(b, b.load(x, found))
     i, (size, new, step) = left[0], axes[0]

@@ -58,7 +58,7 @@ class Carry:
 
 def _running(fn: str, start: float) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, dim: Any, dtype: torch.dtype | None) -> Val:
-        """The running reduction along a dim."""
+        """Return the running reduction along a dim."""
         require_none(b)
         result = sum_dtype(x, dtype)
         if result is dtypes.boolean:

@@ -40,7 +40,7 @@ def _rule_only_float(x: Val) -> DType:
 
 
 def _rule_number(x: Val) -> DType:
-    """The same dtype; PyTorch refuses bools."""
+    """Return the same dtype; PyTorch refuses bools."""
     if x.dtype is dtypes.boolean:
         raise Unsupported("arithmetic on bools")
     return x.dtype

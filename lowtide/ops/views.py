@@ -32,7 +32,7 @@ Map = Callable[[tuple[Index, ...]], Sequence[Index | int]]
 
 
 def view(b: Builder, x: Val, shape: Sequence[Size], index: Map) -> Val:
-    """The tensor of `shape` whose element at idx is x at index(idx)."""
+    """Return the tensor of `shape` whose element at idx is x at index(idx)."""
     return b.tensor(shape, x.dtype, lambda idx: b.load(x, index(idx)))
 
 
@@ -40,7 +40,7 @@ def view(b: Builder, x: Val, shape: Sequence[Size], index: Map) -> Val:
 
 
 def resolve_shape(b: Builder, old: Sequence[Size], shape: Sequence[Size]) -> list[Size]:
-    """The sizes with -1 replaced; the number of elements is required to stay."""
+    """Return the sizes with -1 replaced; the number of elements is required to stay."""
     sizes = list(shape)
     unknown = [k for k, s in enumerate(sizes) if _is_minus_one(s)]
     total = product(old)

@@ -29,7 +29,7 @@ Key = tuple[object, ...]
 
 
 def eliminate_common_subexpressions(fn: Function) -> Function:
-    """The function with equal pure ops computed once."""
+    """Return the function with equal pure ops computed once."""
     result = clone(fn)
     makers = makers_of(result)
     changes = changes_in(result, makers)
@@ -48,7 +48,7 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
 
 
 def _leaving(fn: Function) -> set[Value]:
-    """Values that are, hold, or share memory with what someone else may get hold of."""
+    """Return the values that the caller, or another op, may refer to or share memory with."""
     found: set[Value] = set()
     for op in reversed(list(fn.walk())):  # users first
         keeps = opdefs.has_kind(op.name, ("view", "copy", "composite")) or op.name in _HOLDERS
@@ -79,7 +79,8 @@ def _share(
     stand_ins: MutableMapping[Value, Value],
     key_of: Callable[[Op], Key | None],
 ) -> None:
-    """`key_of`: equal for ops of which one may stand for the other; None where none may."""
+    """Replace ops by equal ones. `key_of`: equal for ops of which one can replace the other; None
+    if none can."""
     kept: list[Op] = []
     for op in block.ops:
         op.operands = [stand_ins.get(v, v) for v in op.operands]

@@ -21,7 +21,7 @@ Known = MutableMapping[Value, object]
 
 
 def fold_constants(fn: Function) -> Function:
-    """The function with constants in place of ops on constants."""
+    """Return the function with constants in place of ops on constants."""
     result = clone(fn)
     _Folder().block(result.block)
     return result

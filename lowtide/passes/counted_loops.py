@@ -135,13 +135,13 @@ def _ends(test: str, step: int) -> bool:
 
 
 def _known(value: Value, makers: Makers) -> Value | int:
-    """Its value, if that is a constant."""
+    """Return the value of a constant, else the value itself."""
     found = number_of(value, makers)
     return value if found is None else found
 
 
 def _sides(op: Op | None) -> Iterator[tuple[str, Value, Value]]:
-    """The comparison of an op, of ints, read from the left and from the right."""
+    """Yield the comparison of ints by an op, as written and with the sides exchanged."""
     if op is not None and op.name in _FLIPPED and all(v.type == t.INT for v in op.operands):
         a, b = op.operands
         yield op.name, a, b
@@ -188,7 +188,8 @@ def _counted(loop: Op, counter: _Counter) -> list[Op]:
 
 
 def _until_equal(loop: Op, counter: _Counter, start: Value, stop: Value) -> list[Op]:
-    """The steps from `start` to `stop`; what has gone by never comes to it."""
+    """Return the number of steps from `start` to `stop`. A counter beyond `stop` never comes to
+    it."""
     least, far, comes, trips = (Value("", t.INT) for _ in range(4))
     comes.type = t.BOOL
     ends = [stop, start] if counter.step > 0 else [start, stop]

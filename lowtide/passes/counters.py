@@ -77,7 +77,7 @@ def _number(
     makers: Makers,
     same: dict[Value, Value],
 ) -> list[Op]:
-    """`init + steps * step`, which stands for `value` from now on."""
+    """Return `init + steps * step`, which replaces `value`."""
     ops: list[Op] = []
     found = steps
     if step != 1:

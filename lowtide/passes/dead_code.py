@@ -25,7 +25,7 @@ _TYPED: Final = ("tuple.make", "list.make", "dict.make", "loop", "yield", "retur
 
 
 def eliminate_dead_code(fn: Function) -> Function:
-    """The function without ops that have no effect on what it returns or does."""
+    """Return the function without ops that have no effect on what it returns or does."""
     result = clone(fn)
     makers = makers_of(result)
     lasting = {op for op in result.walk() if _is_lasting(op, makers)}
@@ -38,9 +38,12 @@ def eliminate_dead_code(fn: Function) -> Function:
 
 
 def keep_what_raises(fn: Function) -> Function:
-    """The function with a `use` of what nothing reads, but may raise; `eliminate_dead_code` leaves
-    that in its place. Of a chain of such ops the last one is marked. To be run on a program as it
-    was written: what other passes leave unread, they compute elsewhere."""
+    """Return the function with a `use` of unread values whose op may raise.
+
+    `eliminate_dead_code` leaves these ops in place. In a chain of such ops only the last one is
+    marked. Run this on a program as it was written: other passes leave values unread that they
+    compute elsewhere.
+    """
     result = clone(fn)
     makers = makers_of(result)
     lasting = {op for op in result.walk() if _is_lasting(op, makers)}
@@ -72,7 +75,7 @@ def _items_run_over(fn: Function, makers: Makers) -> Iterator[Op]:
 
 
 def _lists_measured(length: Value, makers: Makers) -> Iterator[Value]:
-    """`xs` and `ys`, of `min(len(xs), len(ys))`."""
+    """Yield the lists `xs` and `ys` of `min(len(xs), len(ys))`."""
     maker = makers.get(length)
     if maker is not None and maker.name == "py.len":
         yield maker.operands[0]
@@ -100,14 +103,15 @@ def _is_lasting(op: Op, makers: Makers) -> bool:
 
 
 def _may_be_endless(op: Op) -> bool:
-    """A `while` may hang on purpose; only a `for` may go."""
+    """Return whether the loop may run forever. Only a `for` may be removed."""
     block = op.blocks[0]
     condition = block.terminator.operands[0]
     return not any(o.name == "const" and condition in o.results for o in block.ops)
 
 
 def _used_values(block: Block, lasting: Set[Op]) -> set[Value]:
-    """Values that something with an effect, or the result, needs: marked from the end backwards."""
+    """Return the values that the result or an op with an effect needs, found from the end
+    backwards."""
     used: set[Value] = set()
     _mark(block, used, set(block.terminator.operands), lasting)
     return used
@@ -195,7 +199,8 @@ def _only(values: list[Value], keep: list[bool]) -> list[Value]:
 
 
 def _forward_unchanged(block: Block, stand_ins: dict[Value, Value], typed: Counter[Value]) -> None:
-    """`typed`: how often a value's type is part of, or equal to, that of another one."""
+    """Replace results of loops that carry a value unchanged. `typed`: how often a value's type is
+    part of, or equal to, that of another one."""
     empty: set[Value] = set()  # `[]`, of whose type is known only what goes in
     for op in block.ops:
         if op.name == "list.make" and not op.operands:

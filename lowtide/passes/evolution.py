@@ -35,12 +35,12 @@ class Evolution:
         return self.offset if self.base is None and self.step == 1 else None
 
     def more(self, offset: int) -> Evolution:
-        """With so much added."""
+        """Return the evolution with a number added."""
         return Evolution(self.base, self.step, self.offset + offset)
 
 
 def number_of(value: Value, makers: Makers) -> int | None:
-    """The int that the value always is."""
+    """Return the int that the value is at every step, else None."""
     found = constant(value, makers)
     return found if type(found) is int else None
 

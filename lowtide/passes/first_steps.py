@@ -63,7 +63,7 @@ class _Answer:
     later: bool | None
 
     def opposite(self) -> _Answer:
-        """Of its negation."""
+        """Return the answer for the negated condition."""
         return _Answer(not self.first, None if self.later is None else not self.later)
 
 
@@ -143,7 +143,7 @@ class _Loop:
         )
 
     def answers(self) -> Iterator[tuple[Value, _Answer]]:
-        """The conditions of branches that the first step answers in another way than the others."""
+        """Yield the conditions of branches that differ between the first step and the others."""
         if not self.may_peel():
             return
         for op in walk(self.body):
@@ -175,7 +175,7 @@ class _Loop:
         return self.compared(name, counter, limit)
 
     def compared(self, name: str, counter: _Counter, limit: int) -> _Answer | None:
-        """A comparison with a constant, which a counter has passed for good sooner or later."""
+        """Return the answer of a comparison with a constant that the counter passes for good."""
         test = COMPARED[name]
         if counter.least > limit:
             return _Answer(test(counter.first, limit), test(counter.least, limit))
@@ -186,7 +186,8 @@ class _Loop:
         return _Answer(test(counter.first, limit), None) if is_near else None
 
     def is_none(self, maker: Op) -> _Answer | None:
-        """Of a variable that is None before the loop and never after a step."""
+        """Return the answer of `x is None` for a variable that is None before the loop and never
+        after a step."""
         inputs = [v for v in maker.operands if v.type != t.NONE]
         if len(inputs) != 1 or inputs[0] not in self.body.args[1:]:
             return None
@@ -200,7 +201,8 @@ class _Loop:
     # -- what grows --
 
     def counter(self, value: Value) -> _Counter | None:
-        """The number of the step, with something added; the length of a list that grows."""
+        """Return the counter that a value is: the step plus a number, or the length of a list that
+        grows."""
         found = evolution(value, self.body.args[0], self.makers)
         if found.ahead is None and (found.step or not self.is_length(found.base)):
             return None

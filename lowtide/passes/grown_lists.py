@@ -133,13 +133,13 @@ class _Lists:
             after += self.reverse_list(fresh, result, loop)
 
     def copy_of(self, value: Value) -> Op | None:
-        """The op that makes a copy of a list that only this reads: `[*xs, h]` copies xs."""
+        """Return the op that copies a list, if only one op reads the copy: `[*xs, h]` copies xs."""
         maker = self.makers.get(value)
         is_copy = maker is not None and maker.name == "list.of" and self.uses[value] == 1
         return maker if is_copy else None
 
     def extended_by(self, op: Op) -> list[Op] | None:
-        """`xs += [a, b]`: each of them appended."""
+        """Return `xs += [a, b]` as ops that append each item, or None."""
         if op.name != "list.extend" or self.uses[op.result]:
             return None
         xs, more = op.operands
@@ -164,7 +164,7 @@ class _Lists:
         return found
 
     def is_private_reversed(self, op: Op) -> bool:
-        """`xs[::-1]` of a list that nothing but this function's own ops ever sees."""
+        """Return whether the op is `xs[::-1]` of a private list."""
         return reverses_list(op, self.makers) and self.is_private(op.operands[0])
 
     def is_private(self, xs: Value) -> bool:
@@ -179,7 +179,7 @@ class _Lists:
         )
 
     def flipped(self, stack: Op, turned: _Turned) -> list[Op]:
-        """The rows of a list that was turned round, stacked as they were and turned round then."""
+        """Stack the rows in the order of the original list. Return the ops that flip the result."""
         dim = stack.operands[1]
         stack.operands = [turned.of, dim]
         if not turned.is_reversed:
@@ -199,7 +199,7 @@ class _Lists:
 
 
 def _uses(ops: list[Op], value: Value) -> list[Op]:
-    """The ops that read a value, those in blocks too, once for each operand that it is."""
+    """Return the ops that read a value, those in blocks included, once for each operand."""
     return [op for op in with_inner(*ops) for v in op.operands if v is value]
 
 

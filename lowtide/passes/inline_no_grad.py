@@ -107,7 +107,7 @@ def _is_harmless(op: Op, makers: Makers) -> bool:
 
 
 def _detached(op: Op, ops: list[Op]) -> list[Op]:
-    """The ops, which read tensors from outside without their gradients."""
+    """Return the ops after `detach` of the tensors that they read from outside."""
     stand_ins: dict[Value, Value] = {}
     made: list[Op] = []
     for v in free_values(ops):

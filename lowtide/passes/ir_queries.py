@@ -27,12 +27,12 @@ RESIZING = {
 
 
 def makers_of(fn: Function) -> Makers:
-    """The op that each value is a result of; parameters and arguments of blocks have none."""
+    """Return the op of each result. Parameters and arguments of blocks have none."""
     return {r: op for op in fn.walk() for r in op.results}
 
 
 def users_of(fn: Function) -> Users:
-    """The ops that read each value, once for each operand that it is."""
+    """Return the ops that read each value, once for each operand."""
     found: Users = defaultdict(list)
     for op in fn.walk():
         for value in op.operands:
@@ -41,7 +41,7 @@ def users_of(fn: Function) -> Users:
 
 
 def final(value: Value, stand_ins: Mapping[Value, Value]) -> Value:
-    """The end of the chain of stand-ins that begins at a value."""
+    """Return the last replacement of a value, following the chain."""
     while value in stand_ins:
         value = stand_ins[value]
     return value
@@ -81,7 +81,8 @@ def changes_in(fn: Function, makers: Makers) -> Changes:
 
 
 def may_change(op: Op, changes: Changes) -> bool:
-    """True if the op may give another result later, because it reads tensors that may change."""
+    """Return True if the op may give another result later, because it reads tensors that may
+    change."""
     if opdefs.has_kind(op.name, ("size",)):
         return Changes.SIZES in changes
     reads = op.name.startswith("torch.") or any(v.type == t.TENSOR for v in op.operands)
@@ -89,12 +90,12 @@ def may_change(op: Op, changes: Changes) -> bool:
 
 
 def make_constant(result: Value, value: object, like: Op) -> Op:
-    """`%result = const(value)`"""
+    """Return `%result = const(value)`"""
     return Op(name="const", attrs={"value": value}, results=[result], loc=like.loc)
 
 
 def reverses_list(op: Op, makers: Makers) -> bool:
-    """True for `xs[::-1]`."""
+    """Return True for `xs[::-1]`."""
     if op.name != "list.slice":
         return False
     return [constant(v, makers) for v in op.operands[1:]] == [None, None, -1]

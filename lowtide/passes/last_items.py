@@ -68,7 +68,7 @@ class _Items:
         self.stand_ins: dict[Value, Value] = {}
 
     def block(self, block: Block, given: Mapping[Value, _Known] | None = None) -> None:
-        """`given`: what is known where the block begins."""
+        """Replace the reads in a block. `given`: what is known of lists at its start."""
         known = dict(given or {})
         kept: list[Op] = []
         for op in block.ops:
@@ -107,7 +107,7 @@ class _Items:
         )
 
     def item(self, known: _Known, get: Op) -> Value | None:
-        """The item that is read outside of loops, if it is one that they carry."""
+        """Return the carried item that an op outside of loops reads, else None."""
         at = number_of(get.operands[1], self.makers)
         if at is None or known.is_whole:
             return None
@@ -154,7 +154,7 @@ class _Items:
         return _Known(results, False, added.in_front)
 
     def added(self, loop: Op, xs: Value) -> _Added | None:
-        """The one op by which the loop changes the list, in each step."""
+        """Return the op by which each step of the loop changes the list, if it is the only one."""
         (body,) = loop.blocks
         found: _Added | None = None
         for place, op in enumerate(body.ops):
@@ -174,8 +174,8 @@ class _Items:
     def reads(
         self, loop: Op, xs: Value, added: _Added, length: int | None
     ) -> Iterator[tuple[Op, int]]:
-        """Each op that reads an item that is known; which variable that is, -1 for what has just
-        been added."""
+        """Yield each op that reads a known item, with the index of the variable; -1 for the item
+        just added."""
         (body,) = loop.blocks
         for place, op in enumerate(body.ops):
             is_after = place > added.place

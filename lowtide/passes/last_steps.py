@@ -44,7 +44,7 @@ class _Answer:
     last: bool
 
     def opposite(self) -> _Answer:
-        """Of its negation."""
+        """Return the answer for the negated condition."""
         return _Answer(None if self.earlier is None else not self.earlier, not self.last)
 
 
@@ -81,7 +81,7 @@ def _peel(block: Block, makers: Makers) -> bool:
 
 
 def _answers(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Answer]]:
-    """The conditions of branches that the last step answers in another way than the others."""
+    """Yield the conditions of branches that differ between the last step and the others."""
     (body,) = loop.blocks
     trips = constant(loop.operands[0], makers)
     if isinstance(trips, int) and trips >= opdefs.MAX_TRIPS:
@@ -118,7 +118,7 @@ def _answer(condition: Value, loop: Op, makers: Makers) -> _Answer | None:
 
 
 def _compared(name: str, end: int) -> _Answer | None:
-    """A comparison of t with the number of steps + `end`; the last t is that number - 1."""
+    """Return the answer of `t < steps + end`, or another comparison. The last t is `steps - 1`."""
     test, long_before = COMPARED[name], _LONG_BEFORE[name]
     is_equality = name in ("py.eq", "py.ne")
     agree = end >= -1 if is_equality else test(-2, end) == long_before

@@ -31,7 +31,8 @@ def localize_sizes(fn: Function) -> Function:
 
 
 def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
-    """`outside`: values made before the `if` whose branch this block is."""
+    """Read sizes within branches. `outside`: values from before the `if` whose branch the block
+    is."""
     kept: list[Op] = []
     before = set(outside)  # also values made before the last loop of this block
     for op in block.ops:
@@ -50,7 +51,7 @@ def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
 
 
 def _is_of_sizes(value: Value, makers: Makers) -> bool:
-    """True if the number is computed from sizes and constants only."""
+    """Return True if the number is computed from sizes and constants only."""
     maker = makers.get(value)
     if maker is None or maker.name not in _OF_SIZES:
         return False

@@ -57,7 +57,7 @@ def _replace(ops: Sequence[Op], old: Value, new: Value) -> None:
 
 
 def _plain(op: Op, makers: Makers) -> list[Op]:
-    """The op that gives the same in new memory, after its constants; none if there is no such."""
+    """Return the op without the write, after its constants; [] if there is none."""
     target = str(op.attrs["target"])
     kwnames = cast("tuple[str, ...]", op.attrs["kwnames"])
     count = len(op.operands) - len(kwnames)

@@ -54,7 +54,7 @@ class Plan:
         return self.run.start + self.run.count * self.run.period
 
     def cost(self) -> tuple[int, int, int]:
-        """The fewer, the more likely it is the loop as it was written."""
+        """Return a sort key. The plan with the least is most likely the loop that was written."""
         operands = {s for row in self.sources for s in row}
         carried = {s for x in operands for s in parts(x) if isinstance(s, Carried)}
         loose = sum(len(x.before) + len(x.after) for x in self.lists)
@@ -132,7 +132,8 @@ class Search:
                 start = None
 
     def first(self, start: int, stop: int, period: int) -> Plan | None:
-        """The first run of a stretch, beginning where it is most likely meant to."""
+        """Return the first run between `start` and `stop`, beginning where the written loop most
+        likely did."""
         last = stop - (FEWEST - 1) * period
         for k in range(start, last + 1):
             found = self.plan(k, period)
@@ -143,7 +144,7 @@ class Search:
         return None
 
     def best(self, found: Plan, stop: int) -> Plan:
-        """The same loop, where it is most likely meant to begin and end."""
+        """Return the plan with the likeliest beginning and end of the same loop."""
         period = found.run.period
         for _ in range(MOST_STEPS_BACK):
             spare = min(period - 1, max(0, stop - found.stop))
@@ -156,7 +157,8 @@ class Search:
         return found
 
     def plan(self, start: int, period: int) -> Plan | None:
-        """The loop that begins here, with as many iterations as there are."""
+        """Return the loop that begins at `start`, with as many iterations as there are; else
+        None."""
         if start < 0 or self.looks <= 0:
             return None
         labels, stop = self.straight.loose, start
@@ -256,7 +258,8 @@ class Search:
         return all(u.name in _JOINS for u in users) and all(v is op.result for v in read)
 
     def collected(self, run: Run, op: Op) -> Collected | None:
-        """The items in the order of the iterations, or in the opposite one."""
+        """Return the items that iterations give to a list, in order or reversed; None if they do
+        not."""
         for is_reversed in (False, True):
             items = op.operands[::-1] if is_reversed else op.operands
             made = [run.iteration(v) for v in items]
@@ -276,7 +279,8 @@ class Search:
 
 
 def _delayed(sources: list[list[Source]]) -> dict[tuple[Local, int], Source]:
-    """By a place in the iteration, and how many iterations ago: what is carried for the next."""
+    """Return what is carried for the next iteration, by place in the iteration and distance in
+    iterations."""
     found: dict[tuple[Local, int], Source] = {}
     for source in {p for row in sources for s in row for p in parts(s)}:
         if isinstance(source, Carried):

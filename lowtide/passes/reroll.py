@@ -66,7 +66,7 @@ class _Writer:
         self.kept: list[Op] = []
 
     def ops(self) -> list[Op]:
-        """The block's new ops."""
+        """Return the block's new ops."""
         k = 0
         while k < len(self.straight.ops):
             plan = self.plans.get(k)
@@ -90,7 +90,7 @@ class _Writer:
         self.kept.append(op)
 
     def now(self, value: Value) -> Value:
-        """A value of before as it is called now; a floating one is placed."""
+        """Return the value that replaces an old one. Emits a floating op at its first use."""
         value = self.stand_ins.get(value, value)
         op = self.floating.get(value)
         if op is not None and value not in self.placed:
@@ -118,7 +118,7 @@ class _Writer:
         self.kept.append(Op(name="list.slice", operands=operands, results=[made], loc=op.loc))
 
     def loop(self, plan: Plan) -> None:
-        """The run as a loop."""
+        """Emit the run as a loop."""
         first = self.straight.ops[plan.run.start]
         for listed in plan.lists:
             name, type_ = listed.op.result.name, listed.op.result.type
@@ -185,7 +185,7 @@ class _Body:
         self.block.ops.append(Op(name="yield", operands=operands, loc=self.like.loc))
 
     def _end(self, source: Source, value: Value) -> None:
-        """The value of the last iteration is a result."""
+        """Make the value of the last iteration a result of the loop."""
         if source not in self._carried:
             undefined = Value("", t.NEVER)
             self.writer.kept.append(Op(name="undef", results=[undefined], loc=self.like.loc))

@@ -106,7 +106,7 @@ class _Rows:
         return constant(dim, self.makers) == 0
 
     def row(self, op: Op, source: _Source) -> list[Op]:
-        """`list.get` as a view of the tensor."""
+        """Return the ops that replace `list.get` by a view of the tensor."""
         made: list[Op] = []
         index = op.operands[1]
         if source.is_reversed:

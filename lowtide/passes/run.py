@@ -20,7 +20,7 @@ Pass = Callable[[Function], Function]
 
 
 def run(fn: Function, passes: Sequence[Pass]) -> Function:
-    """The function after all passes; raises VerifyError, which names the pass at fault."""
+    """Return the function after all passes; raises VerifyError, which names the pass at fault."""
     verified: Function | None = None
     for step in passes:
         fn = step(fn)

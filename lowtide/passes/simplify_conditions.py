@@ -55,7 +55,7 @@ class _Conditions:
         block.ops = kept
 
     def loop(self, op: Op) -> None:
-        """In each step, a carried flag has the value that the loop's condition requires."""
+        """Replace a carried flag in the body by the value that the loop's condition requires."""
         (body,) = op.blocks
         going, *yielded = body.terminator.operands
         maker = self.makers.get(going)
@@ -88,7 +88,7 @@ class _Conditions:
         return [self.negation(x) for x in made]
 
     def negation(self, op: Op) -> Op:
-        """`not (a < b)`, of ints, as a comparison."""
+        """Return `not (a < b)` of ints as a comparison."""
         if op.name != "py.not":
             return op
         operand = final(op.operands[0], self.same)

@@ -71,7 +71,7 @@ class _Split:
         return if_it_runs(self.loop, ops, results)
 
     def _round(self, args: list[Value]) -> Block:
-        """The steps of a round, whose number is the index."""
+        """Return a block with the steps of one round. Its index is the number of the round."""
         ops: list[Op] = []
         name = self.body.args[0].name
         index = begin = Value(name if self.first is None else "", t.INT)
@@ -91,7 +91,8 @@ class _Split:
     def _rest(
         self, ops: list[Op], left: Value, done: Value, carried: list[Value], turn: int = 0
     ) -> list[Value]:
-        """If more than `turn` steps are left, that one, and what is left after it."""
+        """Emit the steps of the last, incomplete round: if more than `turn` are left, one step and
+        the rest."""
         limit = self._constant(ops, turn)
         is_left = self._number(ops, "py.gt", left, limit, kind=t.BOOL)
         inner: list[Op] = []

@@ -79,8 +79,8 @@ class Straight:
         return bool(op.results) and op.results[0] in self.floating
 
     def _label(self, k: int, *, strict: bool) -> int:
-        """Ops with equal labels do the same with what they read; `strict`: with the same values,
-        where these are no results of the block."""
+        """Return a label, equal for ops that do the same with the values that they read. `strict`:
+        the values themselves are equal, except results of the block."""
         op = self.ops[k]
         read = [s.value for s in self.slots[k]]
         known = tuple(
@@ -93,8 +93,7 @@ class Straight:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def structure(self, op: Op) -> int:
-        """A number that ops have in common which differ in nothing but the values that they read
-        and make."""
+        """Return a number, equal for ops that differ only in the values that they read and make."""
         found = self._structures.get(id(op))
         if found is None:
             found = self._structures[id(op)] = self._number(_structure(op))
@@ -124,7 +123,7 @@ class Straight:
         return found
 
     def last(self, value: Value) -> int:
-        """The place from which on the value is there."""
+        """Return the place of the op from which on the value exists."""
         if value in self.places:
             return self.places[value][0]
         found = self._last.get(value)
@@ -135,7 +134,7 @@ class Straight:
         return found
 
     def leaves(self, value: Value) -> frozenset[Value]:
-        """The values with a place that a value is made of."""
+        """Return the values with a place from which a floating value is computed."""
         if value not in self.floating:
             return frozenset({value})
         found = self._leaves.get(value)
@@ -146,7 +145,7 @@ class Straight:
         return found
 
     def readers(self) -> dict[Value, list[int]]:
-        """Of each value with a place: where it is read, in order."""
+        """Return the places at which each value with a place is read, in order."""
         found: dict[Value, list[int]] = {}
         for k, read in enumerate(self.slots):
             for value in {x for s in read for x in self.leaves(s.value)}:
@@ -155,7 +154,7 @@ class Straight:
 
 
 def _structure(op: Op) -> tuple[object, ...]:
-    """The op, the values that it reads left out."""
+    """Return a key of the op without the values that it reads."""
     attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
     types = tuple(str(r.type) for r in op.results)
     if not op.blocks:
@@ -217,7 +216,7 @@ def _is_plain(value: Value) -> bool:
 
 
 def _is_collected(op: Op) -> bool:
-    """A tuple of so many tensors may be what iterations have given."""
+    """Return whether the op makes a tuple that may collect tensors of the iterations."""
     return op.name == "tuple.make" and sum(v.type == t.TENSOR for v in op.operands) >= FEWEST
 
 

@@ -42,7 +42,8 @@ class _Turn:
     limit: int
 
     def holds(self, step: int) -> bool:
-        """Its value in this step, and in all steps that are a multiple of `length` away."""
+        """Return the condition's value in this step, and in all that are a multiple of `length`
+        away."""
         return COMPARED[self.test]((step + self.offset) % self.length, self.limit)
 
 
@@ -76,7 +77,7 @@ def _rewrite(block: Block, makers: Makers) -> bool:
 
 
 def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:
-    """The conditions of branches that depend only on the step modulo a period."""
+    """Yield the conditions of branches that depend only on the step modulo a period."""
     (body,) = loop.blocks
     goes_on = (loop.operands[1], body.terminator.operands[0])
     if any(constant(v, makers) is not True for v in goes_on):

@@ -89,7 +89,7 @@ Source = Fixed | Counted | Local | Made | Carried
 
 
 def parts(source: Source) -> Iterator[Source]:
-    """The source and all those in it."""
+    """Yield the source and all sources in it."""
     yield source
     for x in source.operands if isinstance(source, Made) else ():
         yield from parts(x)
@@ -107,7 +107,8 @@ class Run:
         self.count = (stop - start) // period
 
     def iteration(self, value: Value) -> tuple[int, Local] | None:
-        """In which iteration a value is made, and where; None if outside of the run."""
+        """Return the iteration that makes a value, and the place in it; None if outside of the
+        run."""
         place = self.straight.places.get(value)
         if place is None or not 0 <= place[0] - self.start < self.count * self.period:
             return None
@@ -115,12 +116,12 @@ class Run:
         return k, Local(offset, place[1])
 
     def column(self, offset: int, slot: int) -> list[Value]:
-        """One operand, in all iterations."""
+        """Return one operand in all iterations."""
         at = range(self.start + offset, self.start + self.count * self.period, self.period)
         return [self.straight.slots[k][slot].value for k in at]
 
     def sources(self) -> tuple[list[list[Source]], int] | None:
-        """Of each operand of an iteration; and the number of iterations."""
+        """Return the sources of each operand of an iteration, and the number of iterations."""
         count, self.count = self.count, FEWEST  # a look at the first ones tells most
         first = self._all_sources()
         self.count = count
@@ -195,7 +196,8 @@ class Run:
         return number if type(number) is int else None
 
     def _made(self, values: Sequence[Value], counts: bool, back: int) -> tuple[Source | None, int]:
-        """All of them floating, and of one structure."""
+        """Return the source of floating values of one structure, and for how many iterations it
+        holds."""
         floating, structure = self.straight.floating, self.straight.structure
         like = floating.get(values[0])
         if like is None or not like.operands:

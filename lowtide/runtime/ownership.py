@@ -56,9 +56,9 @@ def rules() -> Rules:
 
 
 def is_alone_in_backward(cotangents: Sequence[Any], k: int, rules: Rules, is_watched: bool) -> bool:
-    """`is_alone` for an argument of an autograd.Function's `backward`; call it there. `rules`: of
-    the forward pass. `is_watched`: whether a hook of Lowtide is registered, for which PyTorch holds
-    another reference to each cotangent."""
+    """Return `is_alone` for an argument of an autograd.Function's `backward`; call it there.
+    `rules`: of the forward pass. `is_watched`: whether a hook of Lowtide is registered, for which
+    PyTorch holds another reference to each cotangent."""
     if not has_engine_alone(cotangents, k, is_watched):
         return False
     return _is_whole(cotangents[k], rules)

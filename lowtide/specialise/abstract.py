@@ -45,7 +45,7 @@ class Place:
     path: tuple[int | str, ...] = ()
 
     def of(self, key: int | str) -> Place:
-        """The place of an element."""
+        """Return the place of an element."""
         return Place(self.position, (*self.path, key))
 
 
@@ -108,7 +108,7 @@ class Abs:
 
 
 def frozen(x: Abs) -> Abs:
-    """A value as it is now: a list or dict of the region may be changed later."""
+    """Return a copy of a value as it is now, because the region may change a list or dict later."""
     if x.origin is not None or not isinstance(x.value, Seq | Map):
         return x
     elems = tuple(map(frozen, x.value.elems))
@@ -119,7 +119,7 @@ def frozen(x: Abs) -> Abs:
 
 
 def constant(value: object) -> Abs:
-    """A Python constant; tuples and lists become sequences."""
+    """Return a Python constant; tuples and lists become sequences."""
     if isinstance(value, Index) and value.const is not None:
         return Abs(value.const)
     if isinstance(value, tuple | list):
@@ -158,7 +158,7 @@ def operands_of(op: Op, env: Mapping[Value, Abs]) -> list[Abs]:
 
 
 def concrete(x: Abs) -> Any:
-    """The Python value of a constant."""
+    """Return the Python value of a constant."""
     if isinstance(x.value, Seq):
         return build(x.value.kind, [concrete(e) for e in x.value.elems])
     return x.value
@@ -182,7 +182,7 @@ def raw(x: Abs, computes: bool = False) -> Any:
 
 
 def tensors_in(x: Abs) -> list[Abs]:
-    """Every tensor in a value, in order."""
+    """Return every tensor in a value, in order."""
     if isinstance(x.value, Seq | Map):
         return [t for e in x.value.elems for t in tensors_in(e)]
     return [x] if isinstance(x.value, Val) else []

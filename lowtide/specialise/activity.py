@@ -38,7 +38,7 @@ class Activity:
     def __init__(
         self, builder: Builder, wanted: Iterable[str], sizes: Mapping[str, int], scale: int = 1
     ) -> None:
-        """`sizes`: those of the first call."""
+        """`sizes`: sizes of the first call."""
         self.builder = builder
         self.sizes = sizes
         wanted = list(wanted)
@@ -127,12 +127,12 @@ class Activity:
         return found
 
     def assume(self, value: Val) -> None:
-        """A loop carries this value: see `Differentiation.assume`."""
+        """Assume that a loop carries this value: see `Differentiation.assume`."""
         if self.records:
             self.diff.assume(value)
 
     def again(self, first: int) -> None:
-        """The definitions from number `first` on have changed; raises Unsupported."""
+        """Differentiate the definitions from number `first` on anew. Raises Unsupported."""
         if self.records:
             for y in self.builder.program.delays.values():
                 self.diff.assume(Val(y.name, y.shape, y.dtype))

@@ -76,7 +76,7 @@ def _only_raises(block: Block) -> bool:
 
 
 def asserted(run: Any, op: Op, x: Abs) -> Abs | None:
-    """The bool of a tensor of one element, turned by `py.not`; None of anything else."""
+    """Return the bool of a tensor of one element, negated by `py.not`; None for other values."""
     if run.loop or not isinstance(x.value, Val):
         return None
     if any(as_index(size).const != 1 for size in x.value.shape):
@@ -85,13 +85,13 @@ def asserted(run: Any, op: Op, x: Abs) -> Abs | None:
 
 
 def holds(b: Builder, x: Val) -> Val:
-    """The bool of a tensor of one element."""
+    """Return the bool of a tensor of one element."""
     zero = b.const(0, x.dtype)
     return b.tensor((), dtypes.boolean, lambda _: _truth(b, x, zero))
 
 
 def negated(b: Builder, x: Val) -> Val:
-    """Its opposite."""
+    """Return the negated condition."""
     no = b.const(False, dtypes.boolean)
     zero = b.const(0, x.dtype)
     return b.tensor((), dtypes.boolean, lambda _: b.apply("eq", _truth(b, x, zero), no))

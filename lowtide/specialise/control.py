@@ -89,8 +89,8 @@ def _lifted(
     env: dict[Value, Abs],
     scans: bool,
 ) -> list[Abs] | str:
-    """The results of a loop that is an axis or, with `scans`, runs step by step; or why it is
-    neither."""
+    """Return the results of a loop that is an axis or, with `scans`, runs step by step. Return the
+    reason if it is neither."""
     if op in run.kept:
         return run.kept[op]
     steps = ragged.steps_of(op, count, env, run.ask)

@@ -75,7 +75,7 @@ def evaluated(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
 
 
 def _read(run: Any, op: Op, x: Abs) -> Abs | None:
-    """The only element of a tensor, None if the region is to end here."""
+    """Return the only element of a tensor as an expression, None if the region must end here."""
     val = x.value
     assert isinstance(val, Val)
     is_float = val.dtype.is_float
@@ -102,7 +102,7 @@ def _read(run: Any, op: Op, x: Abs) -> Abs | None:
 
 
 def number_in(x: Any) -> Any:
-    """The only element of a tensor as a number."""
+    """Return the only element of a tensor as a number."""
     return UNKNOWN if x.is_meta else x.item()
 
 
@@ -173,7 +173,7 @@ def _within(x: Abs) -> Iterable[Abs]:
 
 
 def stored_for(x: Abs) -> list[Abs]:
-    """The tensors from which numbers in a value are read after the kernels."""
+    """Return the tensors from which Python reads the numbers of a value after the kernels."""
     origins = (n.origin for n in _within(x) if is_one(n))
     return [t for o in origins if isinstance(o, Origin) for t in o.operands]
 

@@ -53,12 +53,14 @@ _IN_PLACE: Final = {
 
 
 def source_of(op_name: str) -> str:
-    """The torch function that an op on Python values is for tensors; "" if it is none."""
+    """Return the torch function that an op on Python values is for tensor operands; "" if there is
+    none."""
     return _SOURCES.get(op_name, "")
 
 
 def on_number(op: Op, changed: Abs) -> Op | None:
-    """`v += y` of a number: `v = v + y`; None if the op changes a tensor, or only the run knows."""
+    """Return the op of `v = v + y` for `v += y` of a number; None if it changes a tensor, or only
+    the run knows."""
     found = type_of(changed) or t.ANY
     name = _IN_PLACE.get(str(op.attrs["target"]), "")
     if not name or not (t.is_number(found) or found == t.COMPLEX):
@@ -82,7 +84,8 @@ def _is_plain(type_: t.Type) -> bool:
 def bind_late(
     source: str, operands: Sequence[Abs], kwnames: Sequence[str]
 ) -> tuple[Any, list[Abs]] | None:
-    """The record that takes these operands, the last of which go by name; None if there is none."""
+    """Return the record that accepts these operands, the last ones by name; None if there is
+    none."""
     types = [type_of(x) for x in operands]
     if None in types:
         return None
@@ -124,7 +127,7 @@ def is_instance(x: Abs, tested: t.Type) -> bool | None:
 
 
 def type_of(x: Abs) -> t.Type | None:
-    """The type of an abstract value; None where only the run knows."""
+    """Return the type of an abstract value; None where only the run knows."""
     match x.value:
         case Val():
             return t.TENSOR

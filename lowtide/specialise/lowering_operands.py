@@ -16,7 +16,7 @@ from lowtide.texpr.expr import Expr
 
 
 def viewed(origin: Origin, item: int | None) -> Abs | None:
-    """The tensor that a view is one of: the first operand, or its element of the same number."""
+    """Return the base of a view: the first operand, or its element of the same number."""
     for x in origin.operands:
         found = tensors_in(x)
         if found:
@@ -29,14 +29,14 @@ def viewed(origin: Origin, item: int | None) -> Abs | None:
 
 
 def elements(x: Abs) -> tuple[Abs, ...]:
-    """The items of a sequence; raises Unsupported for what is none here."""
+    """Return the items of a sequence. Raises Unsupported for other values."""
     if not isinstance(x.value, Seq):
         raise Unsupported("a sequence that is known only at run time")
     return x.value.elems
 
 
 def item(operands: Sequence[Abs], spec: tuple[str, ...]) -> Abs:
-    """An item of what turned out to be a sequence; raises Unsupported."""
+    """Return an item of a value that has turned out to be a sequence. Raises Unsupported."""
     elems = elements(operands[0])
     index = operands[1].value if len(operands) == 2 else None
     if spec not in (("int",), ("tensor",)) or not isinstance(index, int):
@@ -60,7 +60,7 @@ def has_float(x: object) -> bool:
 
 
 def with_floats(x: Any, floats: Mapping[str, float]) -> Any:
-    """The floats of this call in place of their names."""
+    """Return the floats of this call in place of their names."""
     if isinstance(x, list | tuple):
         elems: list[Any] = list(x)  # pyright: ignore[reportUnknownArgumentType]
         return [with_floats(e, floats) for e in elems]

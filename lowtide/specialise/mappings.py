@@ -23,13 +23,13 @@ from lowtide.texpr.build import Unsupported
 
 
 def make(operands: Sequence[Abs]) -> Abs:
-    """`{key: value}` of alternating keys and values."""
+    """Return `{key: value}` of alternating keys and values."""
     entries = {_key(k): v for k, v in zip(operands[::2], operands[1::2], strict=True)}
     return _mapping(entries)
 
 
 def evaluate(op_name: str, operands: Sequence[Abs]) -> tuple[Abs, Map]:
-    """The op's result, and what the dict is after it."""
+    """Return the op's result, and the dict after it."""
     definition = opdefs.find(op_name)
     found = operands[0].value if operands else None
     if definition is None or not isinstance(found, Map):
@@ -74,7 +74,7 @@ def _mapping(entries: dict[Any, Abs]) -> Abs:
 
 
 def written(run: Any, op: Op, operands: list[Abs]) -> Abs:
-    """A list or dict made in this region is changed; what it was is kept for a retreat."""
+    """Note a change of a list or dict made in this region; the old value is saved for a retreat."""
     xs = operands[0]
     before = xs.value
     if any(isinstance(x.value, Pending) for x in operands) and xs.origin is None:

@@ -27,7 +27,7 @@ _DIVISOR: Final = {"py.floordiv": 1, "py.mod": 1, "py.range_len": 2}
 def divisors_behind(
     names: Iterable[str], derived: Mapping[str, Abs], spots: Mapping[str, Sequence[Spot]]
 ) -> frozenset[str]:
-    """The ints of the call by which these numbers were divided."""
+    """Return the ints of the call that divided these numbers."""
     found: set[str] = set()
     seen: set[str] = set()
     stack = list(names)

@@ -54,7 +54,7 @@ class Host(Protocol):
         ...
 
     def ask(self, index: Index) -> bool | None:
-        """The same, whatever branch is traced."""
+        """Return whether index >= 0, on whatever branch is traced."""
         ...
 
     def truth(self, x: Abs) -> Abs | None:
@@ -66,7 +66,7 @@ class Host(Protocol):
 
 
 def evaluate(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
-    """The abstract result; raises Unsupported where the op has to wait for the run."""
+    """Return the abstract result. Raises Unsupported if only the run can compute it."""
     nested = any(isinstance(x.value, Seq) and any(map(holds_list, x.value.elems)) for x in operands)
     rule = _RULES.get(op.name)
     is_identity = rule in (_is, _is_not) and any(isinstance(x.value, Seq | Map) for x in operands)
@@ -113,7 +113,7 @@ _CHANGES: Final = {
 
 
 def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]:
-    """The elements of a list after an op that changes it, and what the op gives."""
+    """Return the elements of a list after an op that changes it, and the op's result."""
     layout = _CHANGES.get(op_name)
     definition = find(op_name)
     if layout is None or definition is None:
@@ -190,7 +190,8 @@ def _known(index: Index) -> Abs:
 def _arithmetic(
     fn: Callable[[Index, Index], Index | None], name: str = ""
 ) -> Callable[..., Abs | None]:
-    """`name`: what kernels call it, if they know it."""
+    """Return the result of an arithmetic op. `name`: of the function in kernels, if they have
+    it."""
 
     def rule(host: Host, a: Abs, b: Abs) -> Abs | None:
         x, y = _index(a), _index(b)
@@ -429,14 +430,15 @@ def _len(host: Host, xs: Abs) -> Abs | None:
 
 
 def _iterated(host: Host, xs: Abs) -> Abs | None:
-    """`list(d)`: a dict's keys."""
+    """Return `list(d)`: a dict's keys."""
     if isinstance(xs.value, Map):
         return Abs(Seq(list, tuple(map(constant, xs.value.keys))))
     return None
 
 
 def _bound(host: Host, a: Abs, name: Abs) -> Abs | None:
-    """A variable that may be unbound: what is known here to be a value is one in every run."""
+    """Return the value of a variable that may be unbound: if it has one here, it has one in every
+    run."""
     return a if isinstance(a.value, Val | Index | Expr | Seq | Map) else None
 
 
@@ -482,7 +484,7 @@ _RULES: Final[dict[str, Callable[..., Abs | None]]] = {
 
 
 def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> Abs:
-    """A number that the op's own function gives before the kernels run."""
+    """Return a number that the op's own function gives before the kernels run."""
     if any(tensors_in(x) for x in operands):
         raise Unsupported("it needs the values of a tensor")
     if any(varying.has_axis(x) for x in operands):
@@ -494,7 +496,7 @@ def _derived(host: Host, op: Op, definition: OpDef, operands: Sequence[Abs]) -> 
 
 
 def derived(host: Host, op: Op, origin: Origin) -> Abs:
-    """A number of the op's result type that `origin` makes at run time."""
+    """Return a number of the op's result type that `origin` makes at run time."""
     result = op.result.type
     if result == t.FLOAT:
         return host.derive_float(origin)

@@ -217,7 +217,8 @@ class Binding:
             self._forms.append((type(v), v if _is_known(v) else ""))
 
     def _size(self, v: int, spot: Spot) -> Code:
-        """The code of a dim or int; one code for those of its group that are equal in this call."""
+        """Return the code of a dim or int. Those of its group that are equal in this call have one
+        code."""
         level = self._levels.get(spot, FREE) if self._levels else FREE
         if level == CONSTANT or spot not in self._alike:
             return self._alone(v, spot, level)
@@ -302,7 +303,7 @@ class Binding:
         return name
 
     def abstract(self) -> tuple[Builder, list[Abs]]:
-        """A builder with the tensors as inputs, and the abstract live-ins."""
+        """Return a builder with the tensors as inputs, and the abstract live-ins."""
         builder = Builder()
         builder.device = self.device
         builder.adds = torch_state.may_add(self.machine)
@@ -361,7 +362,7 @@ def _input(
 
 
 def size_of(code: Code) -> Index:
-    """A constant, or the symbol of this name."""
+    """Return a constant, or the symbol of this name."""
     if isinstance(code, int):
         return as_index(code)
     return size_symbol(code, LEAST.get(code[0]))
@@ -369,13 +370,13 @@ def size_of(code: Code) -> Index:
 
 @functools.cache
 def size_symbol(name: str, low: int | None) -> Index:
-    """The symbol of this name; the same object in every signature, so that guards can be
+    """Return the symbol of this name; the same object in every signature, so that guards can be
     compared."""
     return as_index(Size(name, low))
 
 
 def sizes(values: Sequence[Any]) -> Iterator[tuple[Spot, int]]:
-    """Every dim of every tensor among live-ins, and every int."""
+    """Yield every dim of every tensor among live-ins, and every int."""
     for k, v in enumerate(values):
         yield from _sizes(v, Place(k))
 
@@ -399,8 +400,8 @@ def _sizes(v: Any, place: Place) -> Iterator[tuple[Spot, int]]:
 def with_varying(
     levels: Levels, values: Sequence[Any], seen: dict[Spot, set[int]]
 ) -> Levels | None:
-    """The levels with dims and ints that have been two sizes by now, of which one is small; None
-    if there are no new ones. `seen`: which they were, SMALL + 1 for all larger ones."""
+    """Return the levels in which dims and ints are symbols that have had two sizes, one of them
+    small. None if there are no new ones. `seen`: their sizes, SMALL + 1 for all larger ones."""
     found: Levels = {}
     for spot, n in sizes(values):
         if levels.get(spot, FREE) != (SIZE_LIKE if spot.is_int else FREE):
@@ -419,8 +420,8 @@ def with_varying(
 
 
 def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels | None:
-    """The levels with these symbols nearer to constants: free ints first, then size-like ints, then
-    dims. None where none of them can be raised further."""
+    """Return the levels with these symbols nearer to constants: first free ints, then size-like
+    ints, then dims. None if none can be raised."""
     spots = [s for name in symbols for s in binding.spots.get(name, [])]
     ints = {s: levels.get(s, FREE) for s in spots if s.is_int}
     if ints:
@@ -430,12 +431,12 @@ def escalated(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Leve
 
 
 def size_like(levels: Levels, binding: Binding, symbols: frozenset[str]) -> Levels:
-    """The levels with these free ints as sizes."""
+    """Return the levels with these free ints as sizes."""
     return levels | {s: SIZE_LIKE for name in symbols for s in binding.spots[name]}
 
 
 def grouped(alike: Alike, binding: Binding, symbols: Iterable[str]) -> Alike:
-    """The groups with the spots of these symbols in one."""
+    """Return the groups with the spots of these symbols in one."""
     spots = [s for name in symbols for s in binding.spots[name]]
     old = {alike[s] for s in spots if s in alike}
     group = min(old, default=len(alike))

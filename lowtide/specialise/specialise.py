@@ -210,7 +210,7 @@ class _Specialiser:
         self.pairs_alive: Callable[[], bool] = bool  # see `kernel_numbers`
 
     def traced(self, block: Block, reach: range, env: dict[Value, Abs]) -> Trace:
-        """The trace; raises NeedGuards in place of any result: all ops are traced with answers."""
+        """Return the trace. Raises NeedGuards instead, after all ops, if answers need guards."""
         try:
             found = self.trace(block, reach, env)
         except Exception as why:
@@ -314,7 +314,7 @@ class _Specialiser:
         return self.ask(index)
 
     def ask(self, index: Index) -> bool | None:
-        """The same, whatever branch is traced."""
+        """Return whether index >= 0, on whatever branch is traced."""
         if nonnegative(index) or nonnegative(-index - 1):
             return nonnegative(index)
         if varies(index):
@@ -328,7 +328,7 @@ class _Specialiser:
         return holds
 
     def answer(self, index: Index) -> bool | None:
-        """The same, asked by an op of its shapes."""
+        """Return the answer to a question that an op has about its shapes."""
         if free := symbols(index) & self.free:
             raise NeedSizes(free)
         return self.ask(index)
@@ -358,7 +358,7 @@ class _Specialiser:
         return Abs(self.b.apply("ne", element, self.b.const(0, x.value.dtype)))
 
     def check(self, held: Abs) -> None:
-        """The run must find that the bool holds, see `assertions`."""
+        """Add a check that the bool holds, see `assertions`."""
         assert isinstance(held.value, Val)
         self.b.program.checks.append(held.value.name)
 
@@ -509,7 +509,7 @@ class _Specialiser:
         return self._undo[since:]
 
     def change(self, x: Abs, value: object) -> None:
-        """The list, dict or tensor is another from here on."""
+        """Give a list, dict or tensor another value from here on."""
         kernel_numbers.check_write(self, x)
         self._undo.append((x, x.value))
         x.value = value
@@ -529,7 +529,7 @@ class _Specialiser:
         return torch_ops.lowered(self, op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
     def made_again(self, record: Any, operands: Sequence[Abs]) -> Any:
-        """A view of what its base is now; what it hands on of gradients, it goes on to."""
+        """Return a view of its base's present value, with the gradient of that."""
         before, self.b.op = self.b.op, record.name
         first = len(self.b.program.defs)
         try:
@@ -544,7 +544,7 @@ class _Specialiser:
                 inplace.refresh(self, tensor)
 
     def _late(self, op: Op, source: str, operands: list[Abs]) -> list[Abs]:
-        """An op whose kind of operands was not known before: now it is PyTorch's."""
+        """Return the results of an op of PyTorch's whose operands' types are known only now."""
         kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         found = late_binding.bind_late(source, operands, kwnames)
         if found is None:

@@ -35,7 +35,7 @@ NUMBERS: Final[dict[t.Type, Any]] = {t.BOOL: True, t.FLOAT: 1.0, t.NUMBER: 1.0}
 
 
 def stand_ins(op: Op, operands: Sequence[Any]) -> tuple[list[Any], bool]:
-    """The operands of one of PyTorch's ops, and whether a part was taken for the whole."""
+    """Return the operands of an op of PyTorch's, and whether a part replaces the whole."""
     found = list(operands)
     is_whole = False
     if isinstance(found[0] if found else None, torch.Tensor):
@@ -77,6 +77,7 @@ def _items(operands: list[Any], spec: Sequence[str]) -> bool:
 
 
 def _is_position(value: Any) -> bool:
-    """A tensor that stands for one int: PyTorch asks it for its value, which any other one fits."""
+    """Return a tensor that replaces an int. PyTorch reads its value, for which any other is as
+    good."""
     is_int = isinstance(value, torch.Tensor) and not value.dim() and value.dtype is not torch.bool
     return is_int and value.is_meta

@@ -70,8 +70,8 @@ def evaluate(host: Host, op: Op, operands: list[Abs]) -> list[Abs]:
 def lowered(
     host: Host, op: Op, record: Any, kind: str, leading: tuple[Abs, ...], operands: list[Abs]
 ) -> list[Abs]:
-    """The results of the op as `record` lowers it. `leading`: operands before those of the op;
-    `kind`: what autodiff and views take the op for, which may differ from `record.kind`."""
+    """Return the results of the op as `record` lowers it. `leading`: operands before those of the
+    op. `kind`: the op's kind for autodiff and views, which may differ from `record.kind`."""
     if record.lower is None:
         raise Stop("is not lowered")
     may_record = host.activity.records or host.b.is_again

@@ -38,7 +38,7 @@ def has_axis(x: Abs) -> bool:
 
 
 def truth(x: Abs) -> Expr | None:
-    """The value as a truth that kernels compute, or None."""
+    """Return the value as a bool that kernels compute, or None."""
     if isinstance(x.value, bool):
         return ex.const(x.value, dtypes.boolean)
     is_truth = isinstance(x.value, Expr) and x.value.dtype is dtypes.boolean
@@ -53,7 +53,7 @@ def _integer(x: Abs) -> Expr | None:
 
 
 def of_integers(fn: str, *operands: Abs) -> Abs | None:
-    """A function of ints of which one is no polynomial; None where that is not so."""
+    """Return a function of ints, one of which is no polynomial; None if all are."""
     args = [_integer(x) for x in operands]
     known = [x for x in args if x is not None]
     if len(known) < len(args) or not any(isinstance(x.value, Expr) for x in operands):
@@ -69,7 +69,7 @@ def absolute(index: Index) -> Abs | None:
 
 
 def extremum(a: Index, b: Index, sign: int, ask: bounds.Ask) -> Abs | None:
-    """The larger of two ints, the smaller where `sign` is -1; None as for the others."""
+    """Return the larger of two ints, the smaller where `sign` is -1; None as for the others."""
     if varies(a - b):
         found = (bounds.larger if sign > 0 else bounds.smaller)(a, b, ask)
         if found is not None:
@@ -101,7 +101,7 @@ def equal(a: Index, b: Index) -> Abs | None:
 
 
 def negated(cond: Expr) -> Expr:
-    """The truth where the other one does not hold."""
+    """Return the negated bool."""
     found = sides(cond, "ge")
     if found is not None:
         return _at_least_0(found[1] - found[0] - 1)
@@ -121,7 +121,7 @@ def _at(index: Index) -> Expr:
 
 
 def chosen(cond: Expr, yes: Abs, no: Abs) -> Abs | None:
-    """One of two numbers or truths, as the iteration says; None where kernels cannot tell."""
+    """Return one of two numbers or bools, chosen per iteration; None if kernels cannot choose."""
     a, b = truth(yes), truth(no)
     if a is not None and b is not None:
         return Abs(_both_or_either(cond, a, b))
@@ -133,7 +133,7 @@ def chosen(cond: Expr, yes: Abs, no: Abs) -> Abs | None:
 
 
 def _both_or_either(cond: Expr, yes: Expr, no: Expr) -> Expr:
-    """`a and b`, `a or b`, as conditions are otherwise written."""
+    """Return `a and b`, `a or b`, as conditions are otherwise written."""
     true, false = (ex.const(v, dtypes.boolean) for v in (True, False))
     yes, no = true if yes is cond else yes, false if no is cond else no
     if no is false:

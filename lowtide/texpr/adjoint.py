@@ -75,7 +75,8 @@ def invert(
 
 
 def _of_axes(index: Sequence[Index], y: Sequence[Axis], scope: Sequence[Axis]) -> Inverse | None:
-    """The inverse where all indices are axes of the same extents, as most are."""
+    """Return the inverse if all indices are axes of the same extents, as is most common; else
+    None."""
     at = {a: as_index(0) for a in scope if a.extent.const == 1}
     for lhs, axis in zip(index, y, strict=True):
         if axis.extent.const == 1:
@@ -187,7 +188,7 @@ class _Solver:
         return None
 
     def _cut(self, a: Axis) -> None:
-        """An axis of which parts are used beside others (i + L % 3) becomes these parts."""
+        """Cut an axis into parts if an index uses only parts of it, next to others (i + L % 3)."""
         sums = [lhs for lhs, _ in self.equations if _single(lhs) is None]
         for by in divisors(sums, a):
             pair = split_axis(a, by)
@@ -287,7 +288,7 @@ class _Solver:
         return steps, rest
 
     def _set(self, a: Axis, value: Index, exact: bool = False) -> None:
-        """The axis is this value, if that lies within its extent."""
+        """Set the axis to a value, under the condition that the value is within its extent."""
         held = exact or self._require(value, a.extent)
         inside = value if held else clamp(value, a.extent)
         for other, known in list(self.at.items()):
@@ -310,14 +311,14 @@ def _is_size(atom: Atom) -> bool:
 
 
 def _single(index: Index) -> Atom | None:
-    """The atom, where the index is one atom and nothing else."""
+    """Return the atom if the index is one atom, else None."""
     if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
         return index.terms[0][0][0]
     return None
 
 
 def _gathered(index: Index) -> Expr | None:
-    """The expression, where the index is data, held in bounds or not."""
+    """Return the expression if the index is data, clamped or not, else None."""
     atom = _single(index)
     if isinstance(atom, Clamp):
         atom = _single(atom.num)
@@ -339,7 +340,7 @@ def _below(value: Index, extent: Index) -> bool:
 
 
 def _leading(steps: Mapping[Axis, Index]) -> Axis | None:
-    """The axis whose step is longer than all others together can go; None if there is none."""
+    """Return the axis whose step is larger than the span of all others; None if there is none."""
     for a, step in steps.items():
         others = as_index(0)
         for b, other in steps.items():

@@ -68,7 +68,7 @@ def identity(fn: str, dtype: ex.DType) -> float | int | bool:
 
 
 def simplify(expr: Expr) -> Expr:
-    """All local rules, bottom up."""
+    """Return the expression after all local rules, applied bottom up."""
     return Rewriter(_rule)(expr)
 
 
@@ -147,7 +147,7 @@ def _reduce(node: Reduce) -> Expr | None:
 
 
 def _unroll(node: Reduce) -> Expr | None:
-    """The terms one after the other; of floats the order of addition is the kernel's choice."""
+    """Return the sum of unrolled terms. For floats, the kernel chooses the order of addition."""
     extents = [a.extent.const for a in node.axes]
     known = [e for e in extents if e is not None]
     if len(known) < len(extents):
@@ -207,7 +207,8 @@ def work(body: Expr) -> int:
 
 
 def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
-    """`fma` adds a product unrounded: within the bound of the sum, and never less finite."""
+    """Return the terms combined one after another. For float sums, `fma` adds a product without
+    rounding it."""
     total = terms[0]
     for term in terms[1:]:
         if fn == "sum" and term.dtype.is_float and isinstance(term, Apply) and term.fn == "mul":
@@ -218,13 +219,13 @@ def _combined(fn: str, terms: Sequence[Expr]) -> Expr:
 
 
 def at_indices(expr: Expr, values: dict[Axis, Index]) -> Expr:
-    """The expression with axes replaced by indices."""
+    """Return the expression with axes replaced by indices."""
     lookup: dict[Atom, Index] = dict(values.items())
     return Rewriter(atoms=lookup)(expr)
 
 
 def over_numbers(e: Expr, axes: Sequence[Axis]) -> Expr:
-    """The expression over axes that depend only on their order and extent."""
+    """Return the expression over axes that depend only on their order and extent."""
     return at_indices(e, {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes)})
 
 

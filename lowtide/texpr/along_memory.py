@@ -55,7 +55,7 @@ class _Lane(NamedTuple):
 
     @property
     def place(self) -> Index:
-        """The whole, by the two."""
+        """Return the whole axis as an index over the two."""
         return as_index(self.outer) * self.inner.extent + as_index(self.inner)
 
 
@@ -75,8 +75,8 @@ def along_memory(
     fixed: Set[str],
     added_to: Set[str],
 ) -> list[Def]:
-    """The definitions, with sums over channels that lie side by side taken for all of these, and
-    stored values with that axis last. `hints` are likely sizes."""
+    """Return the definitions, in which sums over contiguous channels have one axis for all of them.
+    Stored values have that axis last. `hints`: likely sizes."""
     result: list[Def] = []
     laid: dict[str, _Dims] = {}
     known = dict(strides)
@@ -118,7 +118,7 @@ def _lane_of_sum(d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]) 
 
 
 def _lane_of_value(d: Def, strides: Strides) -> _Lane | None:
-    """The axis, or the two, along which what it reads at each of its points lies side by side."""
+    """Return the axis, or the two axes, along which the loads of each point are contiguous."""
     own = frozenset(a for a in d.axes if a.extent.const != 1)
     streams = [load for load in ex.loads(d.expr) if load.free == own]
     for load in streams:
@@ -193,7 +193,7 @@ def _summed(d: Def, e: Reduce, lane: _Lane, laid: dict[str, _Dims]) -> list[Def]
 
 
 def _stored(d: Def, lane: _Lane, laid: dict[str, _Dims]) -> Def:
-    """The value with the lane as its last axis."""
+    """Return the value with the lane as its last axis."""
     at = (d.axes.index(lane.outer), d.axes.index(lane.inner))
     others = tuple(n for n in range(len(d.axes)) if n not in at)
     laid[d.name] = _Dims((*others, at[0]), at, lane.inner.extent if lane.is_cut else None)
@@ -206,7 +206,7 @@ def _made(d: Def, name: str, axes: Sequence[Axis], expr: Expr) -> Def:
 
 
 def _reading(d: Def, laid: Mapping[str, _Dims]) -> Def:
-    """The definition with what it reads of those that were laid anew."""
+    """Return the definition with loads changed to the new layouts."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or (dims := laid.get(node.source)) is None:

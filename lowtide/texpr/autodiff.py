@@ -98,7 +98,7 @@ class Differentiation:
         return found
 
     def add(self, d: Def) -> None:
-        """One more definition; raises Unsupported if its gradient cannot be written down."""
+        """Add a definition. Raises Unsupported if it has no gradient formula."""
         for part in isolated(d):
             self._take(part)
 
@@ -255,8 +255,8 @@ _in_use = weakref.WeakValueDictionary()
 
 
 def differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
-    """All definitions of a Program made ready; raises Unsupported. The same for the same Program,
-    as long as it is in use."""
+    """Return the differentiation of all definitions of a Program. Raises Unsupported. It is cached
+    for the same Program, as long as that is in use."""
     active = frozenset(wanted)
     key = forward.contents(), active
     found = _in_use.get(key)
@@ -281,7 +281,7 @@ def _differentiated(forward: Program, wanted: Iterable[str]) -> Differentiation:
 
 
 def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -> Program:
-    """The forward Program that also gives what is saved."""
+    """Return the forward Program with the saved values as further outputs."""
     extra = [n for n in saved if n not in forward.outputs]
     return ex.pruned(
         Program(
@@ -308,9 +308,9 @@ def backward(
     saved: Collection[str] = (),
     adding: bool = False,
 ) -> Backward:
-    """The backward Program for gradients of `wanted` inputs. `given`: outputs that have a
-    cotangent, with its strides. `saved`: values that are handed in, not computed again. `adding`:
-    the Program adds scatters to the gradients by itself."""
+    """Return the backward Program for gradients of `wanted` inputs. `given`: outputs that have a
+    cotangent, with its strides. `saved`: values that are inputs, not recomputed. `adding`: the
+    Program adds scatters to the gradients by itself."""
     cots = _Cotangents(diff, wanted, adding)
     for name, strides in given.items():
         cots.give(name, strides)
@@ -359,8 +359,8 @@ def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
 
 
 def _seed(d: Def) -> Load:
-    """The cotangent of a value. Of what is added to an output, which nothing else reads, it is that
-    of the output, at the place where it is added."""
+    """Return the load of a value's cotangent. A value that is added to an output, and read by
+    nothing else, has the output's cotangent at the place of the addition."""
     if isinstance(d.expr, AddAt):
         return ex.load(given_name(d.adds_to), d.expr.place.index, d.dtype)
     return ex.load(cotangent_name(d.name), [as_index(a) for a in d.axes], d.dtype)
@@ -419,7 +419,7 @@ class _Cotangents:
             self._put(cotangent_name(y.name), y.source, axes, ex.const(0, y.dtype))
 
     def give(self, name: str, strides: tuple[Index, ...]) -> None:
-        """An output whose cotangent is handed in."""
+        """Make the cotangent of an output an input of the backward Program."""
         made = given_name(name)
         shape, dtype = self.diff.shape(name), self.diff.dtype(name)
         self.inputs[made] = Input(name=made, dtype=dtype, shape=shape, strides=strides)
@@ -441,7 +441,8 @@ class _Cotangents:
             given += [part.through(d, _seed(d), handed) for part in sparse]
 
     def gradient(self, name: str) -> str | None:
-        """The output with the gradient of an input: "" if it is all scatters, None for none."""
+        """Return the output with the gradient of an input: "" if it consists of scatters, None if
+        it is zero."""
         dense, sparse = self._split(name, False)
         parts = [part for part in sparse if not is_number(part.value, 0)]
         if parts and self.adding:
@@ -493,7 +494,7 @@ class _Cotangents:
         return True
 
     def _scatter(self, name: str, part: Contribution) -> None:
-        """Values and their places, over the contribution's own axes."""
+        """Define a scatter: values and flat indices over the contribution's own axes."""
         serial = len(self.scatters)
         made = Scatter(input=name, values=f"sv{serial}_{name}", index=f"si{serial}_{name}")
         self.scatters.append(made)
@@ -506,7 +507,7 @@ class _Cotangents:
         self._put(made.index, name, axes, at_indices(ex.at(flat, dtypes.i64), moved))
 
     def _add(self, name: str, part: Contribution, made: str) -> None:
-        """The same, added to the cotangent by the Program."""
+        """Define an addition of the contribution to the cotangent, within the Program."""
         within = _summed_in(self.diff.dtype(name))
         if product(self.diff.shape(name)).const == 0:
             return
@@ -521,7 +522,7 @@ class _Cotangents:
 
 
 def _summed_in(dtype: DType) -> DType:
-    """In which scatters are added to a gradient."""
+    """Return the dtype in which scatters are added to a gradient."""
     return dtypes.f64 if dtype is dtypes.f64 else dtypes.f32
 
 
@@ -532,8 +533,8 @@ def _fresh(scope: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
 
 
 def gradients(program: Program, wanted: Iterable[str] | None = None) -> Program:
-    """The backward Program for all outputs that carry gradients, nothing being saved; `wanted`:
-    inputs, all of floats if None."""
+    """Return the backward Program for all outputs that carry gradients, with nothing saved.
+    `wanted`: inputs; all of floats if None."""
     floats = [n for n, i in program.inputs.items() if i.dtype.is_float]
     diff = differentiated(program, floats if wanted is None else wanted)
     given = {n: row_major(diff.shape(n)) for n in program.results if diff.carries(n)}
@@ -544,7 +545,7 @@ def gradients(program: Program, wanted: Iterable[str] | None = None) -> Program:
 
 
 def isolated(d: Def) -> list[Def]:
-    """The definition with every reduction in it as a definition of its own, inner ones first."""
+    """Return the definition, preceded by one for each reduction inside it, inner ones first."""
     made: list[Def] = []
 
     def visit(node: Expr) -> Expr | None:

@@ -53,7 +53,8 @@ class _Window:
     phases: int
 
     def dims(self, apart: bool) -> tuple[Index, ...]:
-        """The sizes of the dims of its copy: one, or two, of which the first is the phase."""
+        """Return the sizes of the dims of its copy: one, or two, of which the first is the
+        phase."""
         if not apart:
             return (self.length,)
         return as_index(self.phases), floordiv(self.length + (self.phases - 1), self.phases)
@@ -66,7 +67,7 @@ class _Window:
         return (mod(t, self.phases), floordiv(t, self.phases)) if apart else (t,)
 
     def place(self, axes: Sequence[Axis]) -> Index:
-        """The place of an element of the copy."""
+        """Return the place of an element of the copy."""
         t = as_index(axes[-1])
         if len(axes) == 2:
             t = t * self.phases + as_index(axes[0])
@@ -74,7 +75,7 @@ class _Window:
 
 
 def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
-    """The definitions, reading padded copies; and the copies' names."""
+    """Return the definitions, which read padded copies, and the names of the copies."""
     result: list[Def] = []
     copies = _Copies(result)
     for d in defs:
@@ -101,7 +102,7 @@ class _Copies:
         self._made = made
 
     def load(self, e: Expr, over: frozenset[Axis], d: Def) -> Expr | None:
-        """A masked value that `d` reads in windows, as a load of its copy."""
+        """Return a masked value that `d` reads in windows, as a load of its copy."""
         if not isinstance(e, Select) or not isinstance(e.no, Const) or not _slides(e.yes, over):
             return None
         dims = _dims(e)
@@ -180,8 +181,8 @@ def _atoms(e: Expr) -> Iterator[Atom]:
 
 
 def _dims(e: Select) -> list[_Window | Axis] | None:
-    """The dims of a copy, as they stand in the tensors that are read. None where there is none:
-    a condition that says more than that the windows are inside, or other indices."""
+    """Return the dims of a padded copy. None if the condition says more than that the windows are
+    inside, or if other indices occur."""
     found: dict[_Window | Axis, None] = {}
     for a in _atoms(e.yes):
         if isinstance(a, Axis):
@@ -201,7 +202,7 @@ def _dims(e: Select) -> list[_Window | Axis] | None:
 
 
 def _window(a: Clamp) -> _Window | None:
-    """The range of a sum of axes, each with a number as its step."""
+    """Return the range of a sum of axes, each with a number as its step."""
     if any(isinstance(x, Axis | Gather) for x in deep_atoms(a.extent)):
         return None
     low = high = a.num
@@ -248,7 +249,7 @@ def _is_inside(cond: Expr, windows: Sequence[_Window]) -> bool:
 
 
 def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Sequence[Axis]]) -> Expr:
-    """The masked value over these axes, one or two for each dim."""
+    """Return the masked value over these axes, one or two for each dim."""
     moved: dict[Atom, Index] = {}
     asked: list[F] = []
     for x, own in zip(dims, axes, strict=True):

@@ -47,8 +47,8 @@ def is_positive_part(a: Atom) -> bool:
 
 
 def least_bound(index: Index, axes: Collection[Axis] | None, ask: Ask) -> Index | None:
-    """The least that is known never to be exceeded, without these axes, or any; None if nothing
-    is."""
+    """Return the least known upper bound, without these axes or without any; None if there is
+    none."""
     divided = _division(index, axes)
     if divided is not None:
         num, den = divided
@@ -62,7 +62,7 @@ def least_bound(index: Index, axes: Collection[Axis] | None, ask: Ask) -> Index 
 
 
 def least(index: Index) -> Index | None:
-    """The least value over all axes, or less; None if nothing is known."""
+    """Return the least value over all axes, or less; None if nothing is known."""
     divided = _division(-index, None)
     if divided is not None:
         most = least(-divided[0])
@@ -78,7 +78,7 @@ def _has(index: Index, axes: Collection[Axis] | None) -> bool:
 
 
 def _plainly(index: Index, atom: Atom) -> int:
-    """The factor of an atom that stands nowhere else in the index; 0 otherwise."""
+    """Return the factor of an atom that occurs once in the index; 0 otherwise."""
     factors = [c for m, c in index.terms if atom in m]
     plain = [c for m, c in index.terms if m == (atom,)]
     rest = index - plain[0] * as_index(atom) if len(factors) == len(plain) == 1 else index
@@ -104,7 +104,7 @@ def _without_clamps(index: Index, axes: Collection[Axis] | None) -> list[Index]:
 
 
 def _without_axes(index: Index, axes: Collection[Axis] | None) -> Index | None:
-    """The index where each axis is at the end at which it is largest."""
+    """Return the index with each axis at the end at which the index is largest."""
     for a in [a for a in deep_atoms(index) if isinstance(a, Axis)]:
         if (axes is not None and a not in axes) or a not in deep_atoms(index):
             continue
@@ -116,7 +116,8 @@ def _without_axes(index: Index, axes: Collection[Axis] | None) -> Index | None:
 
 
 def _division(index: Index, axes: Collection[Axis] | None) -> tuple[Index, Index] | None:
-    """(n + 2*i) // 3 - i is (n - i) // 3: what is divided, and by what."""
+    """Return numerator and divisor of an index that is one division: (n + 2*i) // 3 - i is (n - i)
+    // 3."""
     for a in index.atoms():
         if not isinstance(a, FloorDiv) or a.den.const is None or not _has(a.num, axes):
             continue

@@ -118,7 +118,7 @@ class Builder:
         dtype: DType,
         body: Callable[[tuple[Index, ...]], Expr],
     ) -> Val:
-        """A new value whose element at `idx` is `body(idx)`, cast to `dtype`."""
+        """Return a new value whose element at `idx` is `body(idx)`, cast to `dtype`."""
         axes = tuple(self.axis(size) for size in shape)
         expr = ex.cast(body(tuple(as_index(a) for a in axes)), dtype)
         self._serial += 1
@@ -133,8 +133,8 @@ class Builder:
         place: Callable[[tuple[Index, ...]], Sequence[Index]],
         value: Callable[[tuple[Index, ...]], Expr],
     ) -> Val:
-        """A new value: `x`, to which for each point of `shape` a value is added at its place. The
-        region must end before it is read: what lies in memory is not what its definition says."""
+        """Return a new value: `x` with a value added at a place for each point of `shape`. The
+        region must end before it is read, because memory does not hold what its definition says."""
         if self.loops or self.mask is not None:
             raise Unsupported("adds at indices from data in a loop or branch")
         if any(as_index(size).const == 0 for size in (*x.shape, *shape)):
@@ -178,13 +178,15 @@ class Builder:
         return ex.at(index, dtypes.i64)
 
     def gather(self, expr: Expr, extent: Index | int) -> Index:
-        """The data-dependent index `expr` (i64), held to [0, extent) so that it is safe to load.
+        """Return the data-dependent index `expr` (i64), clamped to [0, extent) so that it is safe
+        to load.
 
-        Whether it was in bounds is for `check_bounds` to say."""
+        `check_bounds` checks that it was in bounds.
+        """
         return clamp(gather(ex.cast(expr, dtypes.i64)), extent)
 
     def clamp(self, index: Index | int, extent: Index | int) -> Index:
-        """An index held to [0, extent), for a load whose value a select drops outside."""
+        """Return an index clamped to [0, extent), for a load whose value a select drops outside."""
         return clamp(index, extent)
 
     def apply(self, fn: str, *args: Expr) -> Expr:
@@ -242,8 +244,8 @@ class Builder:
         return known
 
     def extent(self, size: Index | int, message: str) -> Index | int:
-        """A size that an int gives, which must not be negative: 0, or at least 1 in every run; in
-        some iterations of a loop there may be nothing."""
+        """Return a size from an int: 0, or at least 1 in every run; in some iterations of a loop it
+        may be 0. Raises ShapeError, with `message`, for a negative int."""
         is_many = varies(as_index(size))
         if not is_many and self.at_least(size, 1):
             return size
@@ -292,7 +294,7 @@ class Builder:
         )
 
     def freed(self, index: Index) -> Index:
-        """The index without holding in bounds what lies there wherever the branch is taken."""
+        """Return the index without clamps that have no effect on the branch that is traced."""
 
         def inside(atom: Atom) -> Index | None:
             if not isinstance(atom, Clamp):
@@ -313,7 +315,7 @@ class Builder:
         raise NeedConst(symbols(num) | symbols(den))
 
     def static_int(self, value: object) -> int:
-        """A value that must be a constant of the signature (a dim, a count)."""
+        """Return the constant of a value that the signature must fix (a dim, a count)."""
         if isinstance(value, int):
             return int(value)
         if isinstance(value, Index):
@@ -323,7 +325,7 @@ class Builder:
         raise Unsupported(f"{value!r} is not a constant int")
 
     def require_equal(self, a: Index | int, b: Index | int, message: str) -> None:
-        """The sizes must be equal: decided now, or compared before each run."""
+        """Require equal sizes: decided now, or compared before each run."""
         a, b = as_index(a), as_index(b)
         if a is b:
             return
@@ -333,7 +335,8 @@ class Builder:
         self.program.equalities.append((a, b, message))
 
     def check_bounds(self, val: Val, low: Index | int, high: Index | int) -> None:
-        """Every element of an integer tensor must lie in [low, high), else PyTorch's IndexError."""
+        """Require each element of an integer tensor to be in [low, high); a run raises PyTorch's
+        IndexError."""
         i64 = dtypes.i64
 
         def inside(idx: tuple[Index, ...]) -> Expr:
@@ -368,7 +371,7 @@ def varies(index: Index) -> bool:
 
 
 def symbols(index: Index) -> frozenset[str]:
-    """The names of the size symbols in it."""
+    """Return the names of the size symbols in it."""
     return frozenset(a.name for a in deep_atoms(index) if isinstance(a, Size))
 
 
@@ -386,7 +389,7 @@ def has_own_value(index: Index) -> bool:
 
 
 def lone_size(index: Index) -> Size | None:
-    """The symbol that it is, None for any other index."""
+    """Return the symbol if the index is one, else None."""
     if len(index.terms) != 1 or index.terms[0][1] != 1 or len(index.terms[0][0]) != 1:
         return None
     atom = index.terms[0][0][0]

@@ -32,14 +32,14 @@ from lowtide.texpr.split_axis import one_division
 
 
 def parts_of(cond: Expr) -> list[Expr]:
-    """The conditions that a conjunction joins."""
+    """Return the conditions that a conjunction joins."""
     if isinstance(cond, Apply) and cond.fn == "and":
         return [p for a in cond.args for p in parts_of(a)]
     return [cond]
 
 
 def joined(parts: Sequence[Expr]) -> Expr | None:
-    """Their conjunction; None for no condition."""
+    """Return the conjunction of the conditions; None for no condition."""
     total: Expr | None = None
     for part in dict.fromkeys(parts):
         total = part if total is None else apply("and", (total, part), part.dtype)
@@ -55,9 +55,10 @@ def one_choice(e: Expr) -> Expr | None:
 
 
 def freed(parts: Sequence[Expr]) -> list[Expr]:
-    """The parts of a conjunction without clamps of what other parts hold in bounds.
+    """Return the parts of a conjunction, without clamps of indices that other parts bound.
 
-    0 <= i < n and clamp(i, n) % 2 == 0       0 <= i < n and i % 2 == 0"""
+    0 <= i < n and clamp(i, n) % 2 == 0       0 <= i < n and i % 2 == 0
+    """
     low = {s[0] for p in parts if (s := sides(p, "ge")) and s[1].const == 0}
     high = {s for p in parts if (s := sides(p, "lt"))}
     atoms: dict[Atom, Index] = {
@@ -103,7 +104,8 @@ def decided(part: Expr) -> bool | None:
 
 
 def holds(cond: Expr) -> bool | None:
-    """The same of a conjunction."""
+    """Return True if a conjunction of comparisons always holds, False if it never does, else
+    None."""
     found = [decided(part) for part in parts_of(cond)]
     if False in found:
         return False
@@ -138,7 +140,7 @@ def where_not_zero(value: Expr, known: Sequence[Index] = ()) -> list[Index]:
 
 
 def only_place(axis: Axis, known: Sequence[Index]) -> Index | None:
-    """The one place of an axis at which none of `known` is negative, if that is a number."""
+    """Return the one place of an axis at which none of `known` is negative, if that is a number."""
     here = as_index(axis)
     low = max([0, *(-c for i in known if (c := (i - here).const) is not None)])
     high = min(
@@ -194,7 +196,7 @@ def _is_zero(e: Expr) -> bool:
 
 
 def sides(part: Expr, fn: str) -> tuple[Index, Index] | None:
-    """The indices that it compares by `fn`; None for any other condition."""
+    """Return the indices that the condition compares by `fn`; None for any other condition."""
     if not isinstance(part, Apply) or part.fn != fn:
         return None
     left, right = (_as_index(a) for a in part.args)

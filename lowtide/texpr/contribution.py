@@ -63,7 +63,7 @@ class Contribution:
 
     @property
     def places(self) -> Index:
-        """For how many places there is a value, after those along other axes are summed."""
+        """Return the number of places with a value, after the sums along other axes."""
         named = self._named
         return product(a.extent for a in self.scope if a in named)
 
@@ -80,13 +80,14 @@ class Contribution:
         return not inverse.data or _is_few(inverse.rest)
 
     def inverse(self, y: tuple[Axis, ...]) -> Inverse:
-        """The points at which element y is read; raises Unsupported."""
+        """Return the points at which element y is read; raises Unsupported."""
         return invert(self.index, y, self.scope, self.dropping, where_not_zero(self.value))
 
     def through(self, d: Def, seed: Load, handed: Contribution) -> Contribution:
-        """The same contribution, handed on by a definition of which it is the cotangent.
+        """Return the contribution, passed on by a definition of which it is the cotangent.
 
-        `handed` is what the definition hands on of its whole cotangent `seed`."""
+        `handed`: what the definition passes on for its whole cotangent `seed`.
+        """
         scope = handed.scope
         inner = tuple(a for a in scope if a not in d.axes)
         fresh = {a: Axis(a.name, a.extent) for a in inner}
@@ -110,13 +111,13 @@ class Contribution:
 
 
 def accumulator(dtype: DType, values: Sequence[Expr]) -> DType:
-    """The dtype in which contributions are summed."""
+    """Return the dtype in which contributions are summed."""
     wide = any(v.dtype is dtypes.f64 for v in values) or dtype is dtypes.f64
     return dtypes.f64 if wide else dtypes.f32
 
 
 def placed(p: Contribution, y: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], Expr]:
-    """The contribution at element y, and the axes that it is to be summed over."""
+    """Return the contribution at element y, and the axes that it is to be summed over."""
     inverse = p.inverse(y)
     value = F(at_indices(p.value, dict(inverse.at)))
     conditions = list(inverse.conditions)
@@ -161,14 +162,15 @@ def without_clamps(p: Contribution) -> list[Contribution]:
 
 
 def _where(index: Index, value: Expr) -> Expr:
-    """The value where index >= 0, else 0."""
+    """Return the value where index >= 0, else 0."""
     zero = ex.at(as_index(0), dtypes.i64)
     cond = ex.apply("ge", (ex.at(index, dtypes.i64), zero), dtypes.boolean)
     return ex.select(cond, value, ex.const(0, value.dtype))
 
 
 def summed_terms(parts: Sequence[Contribution], y: tuple[Axis, ...], within: DType) -> list[Expr]:
-    """The sums that make up a cotangent; those of one definition over the same axes are one."""
+    """Return the sums that make up a cotangent. Sums of one definition over the same axes are
+    joined."""
     groups: dict[tuple[str, tuple[Axis, ...]], F] = {}
     for p in [q for part in parts for q in without_clamps(part)]:
         if is_number(p.value, 0):

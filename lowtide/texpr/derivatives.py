@@ -143,7 +143,8 @@ def _extreme(node: Apply, g: F, op: str) -> Cotangents:
 
 
 def _clamped(node: Apply, g: F, larger: bool) -> Cotangents:
-    """The tensor keeps the cotangent at its limits; a limit gets it where it is in force."""
+    """Return the cotangents of a clamp. The tensor's is 0 beyond the limits; a limit gets it
+    there."""
     a, b = F(node.args[0]), F(node.args[1])
     inside = a >= b if larger else a <= b
     beyond = a < b if larger else a > b
@@ -151,9 +152,10 @@ def _clamped(node: Apply, g: F, larger: bool) -> Cotangents:
 
 
 def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
-    """The cotangents of a function's operands, None if the function has no derivative here.
+    """Return the cotangents of a function's operands, None if the function has no derivative here.
 
-    `op` is the operation whose formula this is part of."""
+    `op`: the operation to whose formula the function belongs.
+    """
     fn, args, cot = node.fn, [F(a) for a in node.args], F(g)
     found: Cotangents
     if fn in ("maximum", "minimum"):

@@ -65,7 +65,8 @@ def evaluate(
     sizes: Mapping[str, int] | None = None,
     scalars: Mapping[str, float] | None = None,
 ) -> dict[str, Tensor]:
-    """Every Def of the program, by name; `sizes` gives the symbols, `scalars` the numbers."""
+    """Return every value of the program by name. `sizes`: values of symbols. `scalars`: values of
+    numbers."""
     run = _Evaluator(program, dict(inputs), sizes or {}, scalars or {})
     for y in program.delays.values():
         run.values[y.name] = torch.zeros(
@@ -114,12 +115,13 @@ class _Evaluator:
         self.values[e.place.source].index_put_(at, value, accumulate=True)
 
     def delayed(self, y: Delay) -> Tensor:
-        """The source one step earlier, after `init`."""
+        """Return the source one step earlier, after `init`."""
         source, init = self.values[y.source], self.values[y.init].unsqueeze(0)
         return torch.cat([source[1:], init] if y.reverse else [init, source[:-1]])
 
     def expr(self, e: Expr, scope: Scope) -> Tensor:
-        """The value with one dim for each axis in scope, of size 1 where it does not vary."""
+        """Return the value with one dim for each axis in scope, of size 1 where it does not
+        vary."""
         found = self.memo.get((e, scope))
         if found is None:
             found = self._expr(e, scope)
@@ -197,7 +199,7 @@ class _Evaluator:
                 raise AssertionError(f"no reduction {e.fn}")
 
     def index(self, index: Index, scope: Scope) -> Tensor:
-        """The index as an i64 grid."""
+        """Return the index as an i64 grid."""
         total = torch.zeros((1,) * len(scope), dtype=torch.int64)
         for monomial, factor in index.terms:
             part: Tensor | int = factor

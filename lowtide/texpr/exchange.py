@@ -39,7 +39,7 @@ class _Product:
 
 
 def exchanged(d: Def, defs: Mapping[str, Def], known: Iterable[Def]) -> Def:
-    """The definition with its sums taken in the other order where that is less work."""
+    """Return the definition with its sums taken in the other order where that is less work."""
     sums = [s for s in known if s.name != d.name and _is_sum(s.expr)]
 
     def visit(node: Expr) -> Expr | None:
@@ -65,7 +65,7 @@ def _is_sum(e: Expr) -> bool:
 
 
 def _product(e: Expr, defs: Mapping[str, Def]) -> _Product:
-    """The factors of an expression, down to what is no product."""
+    """Return the factors of an expression, down to those that are no products."""
     found = _Product()
 
     def split(e: Expr, inverse: bool) -> None:
@@ -99,7 +99,8 @@ def _written_out(e: Expr, defs: Mapping[str, Def]) -> Expr | None:
 def _with_inner(
     product: _Product, k: int, inner: Def, defs: Mapping[str, Def]
 ) -> tuple[_Product, list[Axis]]:
-    """The product with its factor k, a sum, replaced by what is summed; over which axes."""
+    """Return the product with its factor k, a sum, replaced by the sum's body, and the sum's
+    axes."""
     load, e = product.over[k], inner.expr
     assert isinstance(load, Load)
     assert isinstance(e, Reduce)
@@ -117,7 +118,7 @@ def _with_inner(
 def _read_from(
     s: Def, whole: _Product, over: frozenset[Axis], defs: Mapping[str, Def]
 ) -> Expr | None:
-    """The product with those factors that `s` sums over `over` replaced by its value."""
+    """Return the product with those factors that `s` sums over `over` replaced by its value."""
     assert isinstance(s.expr, Reduce)
     own = _product(s.expr.body, defs)
     if len(own.over) + len(own.under) > MOST_FACTORS or len(s.expr.axes) != len(over):
@@ -150,8 +151,8 @@ Binding = Mapping[Axis, Axis]
 def _matches(
     wanted: Sequence[Expr], given: Sequence[Expr], binding: Binding
 ) -> Iterable[tuple[list[Expr], Binding]]:
-    """All ways to find the wanted factors among the given ones: what is left, and which axis of
-    the former is which of the latter."""
+    """Yield all ways to find the wanted factors among the given ones: the rest, and a renaming of
+    axes."""
     if not wanted:
         yield list(given), binding
         return
@@ -162,7 +163,7 @@ def _matches(
 
 
 def _same(a: Expr, b: Expr, binding: Binding) -> Binding | None:
-    """The renaming of axes that makes `a` the same as `b`."""
+    """Return the renaming of axes that makes `a` the same as `b`."""
     if type(a) is not type(b) or a.dtype is not b.dtype:
         return None
     if isinstance(a, Load) and isinstance(b, Load):

@@ -129,7 +129,7 @@ def _make(
     children: tuple[Expr, ...] = (),
     **fields: Any,
 ) -> Any:
-    """The node of this content; `children`: without those in its indices."""
+    """Return the node with this content. `children`: without those in its indices."""
     full = (kind, dtype.name, *key)
     found = _interned.get(full)
     if found is None:
@@ -159,7 +159,7 @@ def _look_inside(node: Expr, children: tuple[Expr, ...]) -> None:
 
 
 def _union(first: frozenset[_A], others: Iterable[frozenset[_A]]) -> frozenset[_A]:
-    """All of these together: one of them, if it has all."""
+    """Return the union; one of the sets if it contains all others."""
     for other in others:
         if first is not other and not other <= first:
             first = other if first <= other else first | other
@@ -172,7 +172,7 @@ def load(source: str, index: Sequence[Index], dtype: DType) -> Load:
 
 
 def const(value: float | int | bool, dtype: DType) -> Const:
-    """A number of this dtype: the nearest that it has; an int wraps around."""
+    """Return a constant, rounded to the dtype; an int wraps around."""
     if dtype.is_float:
         value = nearest(float(value), dtype)
     else:
@@ -329,8 +329,7 @@ class Program:
         return frozenset(filter(None, found))
 
     def contents(self) -> tuple[object, ...]:
-        """All of it, hashable: the same for programs that nothing tells apart, the places in the
-        user's files included."""
+        """Return a hashable key of the Program, source lines included."""
         return (
             tuple(self.inputs.values()), tuple(self.delays.values()), tuple(self.defs.values()),
             tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.again,
@@ -338,7 +337,8 @@ class Program:
 
 
 def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
-    """Each definition after what it loads; raises AssertionError if they form a cycle."""
+    """Return the definitions in order: each after those that it loads. Raises AssertionError for a
+    cycle."""
     found: dict[str, Def] = {}
     begun: set[str] = set()
     for start in defs:
@@ -357,7 +357,7 @@ def ordered(defs: Mapping[str, Def]) -> dict[str, Def]:
 
 
 def stored(name: str, shape: Sequence[Index], dtype: DType) -> Input:
-    """A value that another program has left in memory, dense."""
+    """Return a value that another program has left in memory, dense."""
     sizes = tuple(shape)
     return Input(name=name, dtype=dtype, shape=sizes, strides=row_major(sizes))
 
@@ -397,7 +397,7 @@ def needed(program: Program, wanted: Iterable[str]) -> set[str]:
 
 
 def gathered(index: Sequence[Index]) -> Iterator[Expr]:
-    """The expressions inside data-dependent indices."""
+    """Yield the expressions inside data-dependent indices."""
     for i in index:
         for atom in deep_atoms(i):
             if isinstance(atom, Gather):
@@ -405,7 +405,7 @@ def gathered(index: Sequence[Index]) -> Iterator[Expr]:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """Every node once, operands before users."""
+    """Yield every node once, operands before users."""
     seen: set[Expr] = set()
     stack: list[Any] = [expr]  # None: the node below it is ready
     while stack:
@@ -421,7 +421,7 @@ def walk(expr: Expr) -> Iterator[Expr]:
 
 
 def loads(expr: Expr) -> tuple[Load, ...]:
-    """The elements that an expression reads; remembered, for a definition is asked many times."""
+    """Return the loads of an expression; cached, because they are read often."""
     if isinstance(expr, Load) and not expr.children:
         return (expr,)
     if expr.reads is None:
@@ -430,7 +430,7 @@ def loads(expr: Expr) -> tuple[Load, ...]:
 
 
 def indices(node: Expr) -> tuple[Index, ...]:
-    """The index expressions that a node itself holds."""
+    """Return the index expressions that a node itself holds."""
     if isinstance(node, Load):
         return node.index
     return (node.index,) if isinstance(node, At) else ()
@@ -522,7 +522,7 @@ class Rewriter:
 
 
 def reading(expr: Expr, names: Mapping[str, str]) -> Expr:
-    """The expression that reads other values in place of some."""
+    """Return the expression with names of loaded values replaced."""
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source in names:
@@ -533,7 +533,8 @@ def reading(expr: Expr, names: Mapping[str, str]) -> Expr:
 
 
 def ordered_axes(expr: Expr, axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The axes that are free in a part of a definition: the definition's `axes` first, in order."""
+    """Return the axes that are free in a part of a definition: the definition's `axes` first, in
+    order."""
     free = expr.free
     others = sorted(free.difference(axes), key=lambda a: a.key)
     return (*(a for a in axes if a in free), *others)
@@ -543,7 +544,7 @@ _LONGEST_SHOWN = 20_000  # characters of one part; shared parts stand in full wh
 
 
 def show(expr: Expr) -> str:
-    """One line of text; meant to be read."""
+    """Return the expression as one line of text for people."""
     known: dict[Expr, str] = {}
     for node in walk(expr):
         text = _shown(node, known)
@@ -552,7 +553,7 @@ def show(expr: Expr) -> str:
 
 
 def _shown(expr: Expr, known: Mapping[Expr, str]) -> str:
-    """The text of a node whose operands' texts are known."""
+    """Return the text of a node whose operands' texts are known."""
     if isinstance(expr, Load):
         return f"{expr.source}[{', '.join(map(str, expr.index))}]"
     if isinstance(expr, Const):

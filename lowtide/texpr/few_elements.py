@@ -80,13 +80,14 @@ class _FewElements:
         return ex.load(self._made[key], [as_index(a) for a in axes_of(node)], node.dtype)
 
     def _fresh(self, name: str) -> str:
-        """A name that no definition has: of a program in normal form, parts have such names."""
+        """Return a name that no definition has. In a Program in normal form, parts have such
+        names."""
         while name in self._every:
             name += "_"
         return name
 
     def _part(self, name: str, producer: Def, node: Load) -> Def | None:
-        """The elements that a load reads; None if they are read from memory."""
+        """Return the elements that a load reads; None if they are read from memory."""
         if not producer.is_rounded or self._is_all(producer.name):
             return _computed(name, producer, node)
         return None if self._is_needed_for(node) else _selected(name, producer, node)
@@ -130,7 +131,7 @@ class _FewElements:
 
 
 def _computed(name: str, producer: Def, node: Load) -> Def:
-    """The elements of a reduction that one load reads."""
+    """Return the elements of a reduction that one load reads."""
     assert isinstance(producer.expr, Reduce)
     fresh = {a: Axis(a.name, a.extent) for a in (*axes_of(node), *producer.expr.axes)}
     moved = {a: as_index(b) for a, b in fresh.items()}
@@ -142,7 +143,8 @@ def _computed(name: str, producer: Def, node: Load) -> Def:
 
 
 def _selected(name: str, producer: Def, node: Load) -> Def | None:
-    """The elements that one load reads, out of all; None if each would be sought several times."""
+    """Return a formula for the elements that one load reads; None if each would be searched several
+    times."""
     fresh = {a: Axis(a.name, a.extent) for a in axes_of(node)}
     at = Rewriter(atoms={a: as_index(b) for a, b in fresh.items()})
     index = [at.index(i) for i in node.index]
@@ -204,7 +206,7 @@ def _read_parts(defs: list[Def]) -> dict[str, dict[tuple[Index, ...], Load]]:
 
 
 def _canonical(node: Load) -> tuple[Index, ...]:
-    """The index with axes that depend only on their order and extent."""
+    """Return the index with axes that depend only on their order and extent."""
     names = {a: as_index(numbered(k, a.extent)) for k, a in enumerate(axes_of(node))}
     at = Rewriter(atoms=dict[Atom, Index](names.items()))
     return tuple(at.index(i) for i in node.index)

@@ -29,20 +29,20 @@ class F:
         return value if isinstance(value, F) else F(ex.const(value, self.e.dtype))
 
     def fn(self, name: str, *others: F | Number) -> F:
-        """A pointwise function of this and others."""
+        """Return a pointwise function of this formula and others."""
         return F(ex.apply(name, [self.e, *(self.like(o).e for o in others)], self.e.dtype))
 
     def test(self, name: str, *others: F | Number) -> F:
-        """A comparison, or a question such as isnan: a bool."""
+        """Return a comparison, or a test such as isnan, as a bool."""
         args = [self.e, *(self.like(o).e for o in others)]
         return F(ex.apply(name, args, dtypes.boolean))
 
     def where(self, yes: F, no: F | Number) -> F:
-        """`yes` where this bool holds, else `no`."""
+        """Return `yes` where this bool holds, else `no`."""
         return F(ex.select(self.e, yes.e, yes.like(no).e))
 
     def or_zero(self, value: F) -> F:
-        """The value where this bool holds, else 0."""
+        """Return the value where this bool holds, else 0."""
         return value if is_number(value.e, 0) else self.where(value, 0)
 
     def __add__(self, o: F | Number) -> F:
@@ -103,12 +103,12 @@ def is_number(e: Expr, value: Number) -> bool:
 
 
 def place(index: Index) -> F:
-    """An index as an i64 value."""
+    """Return an index as an i64 value."""
     return F(ex.at(index, dtypes.i64))
 
 
 def all_of(conditions: Sequence[F]) -> F | None:
-    """The conjunction, None for no conditions."""
+    """Return the conjunction, None for no conditions."""
     total: F | None = None
     for c in conditions:
         total = c if total is None else total & c

@@ -98,7 +98,7 @@ def _of_relu(d: Def) -> Load | None:
 
 
 def _terms(d: Def) -> list[Load]:
-    """The two different values whose sum this is; else nothing."""
+    """Return the two different values whose sum this is; () if it is none."""
     e = _without_casts(d.expr)
     if not isinstance(e, Apply) or e.fn != "add":
         return []
@@ -117,7 +117,7 @@ def _is_whole(x: Load, d: Def) -> bool:
 
 
 def _lies_alike(x: Input, d: Def, order: Order) -> bool:
-    """Each dim of x lies as the axis of d does that goes through it."""
+    """Return whether the dims of x lie in memory as the axes of d that go through them."""
     shape = tuple(map(as_index, d.shape))
     there = (permuted(shape, order), permuted(row_major(shape), order))
     return x.dtype is d.dtype and (x.shape, x.strides) == there

@@ -189,7 +189,7 @@ class Index:
         return _show(self)
 
     def atoms(self) -> dict[Atom, None]:
-        """The atoms that stand in it directly (not those within divisions), in their order."""
+        """Return the atoms directly in the index, not those within divisions, in order."""
         return {atom: None for monomial, _ in self.terms for atom in monomial}
 
 
@@ -211,7 +211,7 @@ def _term_key(term: tuple[Monomial, int]) -> tuple[Any, ...]:
 
 
 def from_terms(terms: Iterable[tuple[Monomial, int]]) -> Index:
-    """The sum of the terms, each a product of atoms and its factor."""
+    """Return the sum of the terms, each a product of atoms and its factor."""
     total: dict[Monomial, int] = {}
     for monomial, factor in terms:
         total[monomial] = total.get(monomial, 0) + factor
@@ -259,7 +259,7 @@ def _show(index: Index) -> str:
 
 
 def as_index(value: Index | int | Atom) -> Index:
-    """An int or an atom as a polynomial."""
+    """Return an int or an atom as a polynomial."""
     if isinstance(value, Index):
         return value
     if isinstance(value, Atom):
@@ -276,20 +276,20 @@ _numbered: weakref.WeakValueDictionary[tuple[int, Index], Axis] = weakref.WeakVa
 
 
 def numbered_axis(number: int, extent: Index | int) -> Axis:
-    """The axis of this number and extent in all programs that are traced: where one is traced
-    twice, its parts are the same objects. Two programs that have such axes are never joined."""
+    """Return the axis of this number and extent, the same object in all traced programs. Parts that
+    are traced twice are then the same objects. Programs with such axes are never joined."""
     key = number, as_index(extent)
     found = _numbered.get(key)
     return _numbered.setdefault(key, Axis(f"i{number}", key[1])) if found is None else found
 
 
 def axis(name: str, extent: Index | int) -> Index:
-    """A fresh axis, as an index."""
+    """Return a fresh axis, as an index."""
     return as_index(Axis(name, as_index(extent)))
 
 
 def the_axis(index: Index) -> Axis | None:
-    """The axis, where the index is one plain axis and nothing else."""
+    """Return the axis if the index is one plain axis, else None."""
     if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
         atom = index.terms[0][0][0]
         return atom if isinstance(atom, Axis) else None
@@ -298,7 +298,8 @@ def the_axis(index: Index) -> Axis | None:
 
 @functools.lru_cache(maxsize=4096)
 def numbered(number: int, extent: Index) -> Axis:
-    """An axis that is told by its number and extent only: to compare what differs in axes."""
+    """Return an axis known by number and extent only, to compare expressions over different
+    axes."""
     return Axis(f"place{number}", extent)
 
 
@@ -313,7 +314,7 @@ def row_major(shape: Iterable[Index]) -> tuple[Index, ...]:
 
 
 def product(values: Iterable[Index | int]) -> Index:
-    """The product of all, 1 for none."""
+    """Return the product of all, 1 for none."""
     total = as_index(1)
     for value in values:
         total = total * value
@@ -321,12 +322,12 @@ def product(values: Iterable[Index | int]) -> Index:
 
 
 def gather(expr: Any) -> Index:
-    """The index that an i64 expression holds at run time."""
+    """Return the index that an i64 expression holds at run time."""
     return as_index(intern_atom(Gather, expr))
 
 
 def intern_atom(kind: type[Any], *fields: Any) -> Atom:
-    """The one atom of this kind and these fields."""
+    """Return the one atom of this kind and these fields."""
     key = (kind, *fields)
     found = _atoms.get(key)
     if found is None:
@@ -336,7 +337,7 @@ def intern_atom(kind: type[Any], *fields: Any) -> Atom:
 
 
 def without_factor(monomial: Monomial, part: Monomial) -> Monomial | None:
-    """The monomial divided by `part`; None where it lacks an atom of `part`."""
+    """Return the monomial divided by `part`; None where it lacks an atom of `part`."""
     left = list(monomial)
     for atom in part:
         if atom not in left:
@@ -346,7 +347,7 @@ def without_factor(monomial: Monomial, part: Monomial) -> Monomial | None:
 
 
 def exact_division(num: Index, den: Index) -> Index | None:
-    """The polynomial q with q * den == num, or None if there is none."""
+    """Return the polynomial q with q * den == num, or None if there is none."""
     if not num.terms:
         return num
     quotient: list[tuple[Monomial, int]] = []
@@ -366,9 +367,11 @@ def exact_division(num: Index, den: Index) -> Index | None:
 
 
 def deep_atoms(index: Index) -> Mapping[Atom, None]:
-    """All atoms, those within divisions and clamps too; gathered expressions are not entered.
+    """Return all atoms, also those within divisions and clamps, but not those in gathered
+    expressions.
 
-    A dict for its order: what is chosen among atoms must not hang on their addresses."""
+    The result is a dict to keep its order, which must not depend on addresses.
+    """
     if index.deep is None:
         index.deep = _deep_atoms(index)
     return index.deep

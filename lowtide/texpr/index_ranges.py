@@ -35,7 +35,7 @@ from lowtide.texpr.index import (
 
 
 def floordiv(num: Index | int, den: Index | int) -> Index:
-    """`num // den` for a positive `den`, simplified as far as the ranges allow."""
+    """Return `num // den` for a positive `den`, simplified as far as the ranges allow."""
     num, den = as_index(num), as_index(den)
     if (d := den.const) is not None and d <= 0:
         raise ZeroDivisionError("an index is divided by a size that is not positive")
@@ -46,7 +46,7 @@ def floordiv(num: Index | int, den: Index | int) -> Index:
 
 
 def mod(num: Index | int, den: Index | int) -> Index:
-    """`num % den` for a positive `den`: in [0, den)."""
+    """Return `num % den` for a positive `den`: in [0, den)."""
     num, den = as_index(num), as_index(den)
     if (d := den.const) is not None and d <= 0:
         raise ZeroDivisionError("an index is divided by a size that is not positive")
@@ -59,7 +59,7 @@ def mod(num: Index | int, den: Index | int) -> Index:
 
 
 def clamp(num: Index | int, extent: Index | int) -> Index:
-    """`num` held to [0, extent)."""
+    """Return `num` held to [0, extent)."""
     num, extent = as_index(num), as_index(extent)
     if nonnegative(num) and nonnegative(extent - num - 1):
         return num
@@ -90,7 +90,7 @@ def _split(num: Index, den: Index) -> tuple[Index, Index]:
 
 
 def _split_long(num: Index, den: Index) -> tuple[Index, Index]:
-    """((n - 2)*i + j) // (n - 2) -> i, rest j, where j is sure to lie in [0, n - 2)."""
+    """Return quotient and rest: ((n - 2)*i + j) // (n - 2) -> i, rest j, if j is in [0, n - 2)."""
     lead_m, lead_c = den.terms[0]
     quotient, rest = as_index(0), num
     for m, c in num.terms:
@@ -127,7 +127,7 @@ def _division_atom(num: Index, den: Index) -> Index:
 
 @functools.lru_cache(maxsize=8192)
 def nonnegative(index: Index) -> bool:
-    """True where `index >= 0` is certain for all values of its axes and sizes."""
+    """Return True if `index >= 0` is certain for all values of its axes and sizes."""
     if (value := index.const) is not None:
         return value >= 0
     if all(c >= 0 for _, c in index.terms) and all(_known_nonnegative(a) for a in index.atoms()):
@@ -179,7 +179,7 @@ def way(index: Index, atom: Axis) -> int:
 
 
 def _most_of_division(atom: FloorDiv) -> int | None:
-    """The greatest value of a division of axes of constant extents, which starts from 0."""
+    """Return the greatest value of a division of axes of constant extents, which starts from 0."""
     den, most = atom.den.const, 0
     for monomial, factor in atom.num.terms:
         (a, *more) = monomial or (None,)
@@ -191,8 +191,8 @@ def _most_of_division(atom: FloorDiv) -> int | None:
 
 
 def _least_with_division(index: Index, atom: FloorDiv) -> Index | None:
-    """A polynomial without the division that is no larger, in units of its divisor:
-    3*n - 9*(n // 3) >= 3*n - 3*n. Where the division stands once, the two have one sign."""
+    """Return a polynomial without the division that is no larger, in units of its divisor: 3*n -
+    9*(n // 3) >= 3*n - 3*n. If the division occurs once, both have the same sign."""
     rest = substitute(index, {atom: as_index(0)})
     factor, den = (index - rest).terms[0][1], atom.den.const
     if den is None or index - rest is not factor * as_index(atom):
@@ -238,14 +238,16 @@ def _without(index: Index, atom: Axis | Mod | Clamp) -> bool:
 
 
 def substitute(index: Index, values: Mapping[Atom, Index]) -> Index:
-    """The index with atoms replaced, inside divisions too (not inside gathered expressions)."""
+    """Return the index with atoms replaced, inside divisions too (not inside gathered
+    expressions)."""
     if values.keys().isdisjoint(deep_atoms(index)):
         return index
     return rebuild(index, values.get)
 
 
 def rebuild(index: Index, replace: Callable[[Atom], Index | None]) -> Index:
-    """The index with each atom replaced by `replace(atom)`; None keeps it and goes inside."""
+    """Return the index with each atom replaced by `replace(atom)`; None keeps it and goes
+    inside."""
     if index.const is not None:
         return index
     terms: list[tuple[Monomial, int]] = []

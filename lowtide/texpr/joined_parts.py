@@ -31,7 +31,7 @@ class Block:
 
 
 def as_block(d: Def, dim: int) -> tuple[Block, Def] | None:
-    """The block and the definition that reads it; None if its parts are not alike."""
+    """Return the block and the definition that reads it; None if its parts are not alike."""
     parts = _parts(d.expr)
     if len(parts) < 2:
         return None
@@ -54,7 +54,7 @@ def as_block(d: Def, dim: int) -> tuple[Block, Def] | None:
 
 
 def _parts(e: Expr) -> list[Load]:
-    """The reads of a chain of choices, if it is made of nothing else."""
+    """Return the loads of a chain of selects; [] if it contains anything else."""
     found: list[Load] = []
     while isinstance(e, Select):
         if not isinstance(e.yes, Load):

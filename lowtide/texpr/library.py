@@ -73,7 +73,7 @@ def operands_stored(
 
 
 def _without_copies(program: Program, names: frozenset[str]) -> tuple[Program, frozenset[str]]:
-    """A product that another definition copies, or turns round, is written as that."""
+    """Replace a product that another definition only copies or permutes by that definition."""
     roots = {*program.outputs, *program.checks}
     for name in sorted(names - roots):
         d = program.defs[name]
@@ -90,8 +90,8 @@ def _reads(d: Def, name: str) -> bool:
 
 
 def _turned(d: Def, reader: Def) -> Def | None:
-    """The product as the whole value of its reader, if that has it, maybe with other axes in
-    front."""
+    """Return the reader as the product itself, maybe with permuted axes, if it is only a copy; else
+    None."""
     load = reader.expr
     axes = (*d.axes, *reader.axes)
     if not isinstance(load, Load) or reader.adds_to or any(a.extent.const == 1 for a in axes):
@@ -104,7 +104,7 @@ def _turned(d: Def, reader: Def) -> Def | None:
 
 
 def _written_as(program: Program, d: Def, turned: Def) -> Program:
-    """The Program with `turned` in the place of the product, and read instead of it."""
+    """Return the Program with `turned` instead of the product."""
     places = [d.axes.index(a) for a in turned.axes]
 
     def visit(node: Expr) -> Expr | None:
@@ -124,7 +124,8 @@ def _written_as(program: Program, d: Def, turned: Def) -> Program:
 
 
 def large_products(program: Program, hints: Mapping[str, int]) -> set[str]:
-    """The dtypes of sums of so many products that it matters whose they are."""
+    """Return the dtypes of the products that are large enough for a choice between library and
+    kernel."""
     found: set[str] = set()
     for d in program.defs.values():
         sides = _factors(d)
@@ -146,7 +147,7 @@ def _factors(d: Def) -> tuple[Expr, Expr] | None:
 
 
 def _half_of(first: Expr, second: Expr) -> DType | None:
-    """The 16-bit float of which both are widened values."""
+    """Return the 16-bit dtype that both were converted from, None if there is none."""
     if not (isinstance(first, Cast) and isinstance(second, Cast) and first.dtype is f32):
         return None
     half = first.arg.dtype
@@ -154,8 +155,8 @@ def _half_of(first: Expr, second: Expr) -> DType | None:
 
 
 def _roundings(expr: Expr, d: Def, half: DType) -> set[Expr | None] | None:
-    """The biases that are added to a product before it is rounded, of one axes of `d` and 16 bits;
-    None in the set: the product itself is rounded. None: something else is done with it."""
+    """Return the biases that a reader adds to a product before it rounds the sum to 16 bits. None
+    in the set: it rounds the product itself. None as the result: it does anything else."""
     found: set[Expr | None] = set()
     wide: dict[Expr, Expr | None] = {}
     for node in ex.walk(expr):
@@ -217,7 +218,7 @@ class _Work:
         self.made: set[str] = set()  # definitions so far
 
     def apart(self, d: Def) -> list[Def]:
-        """The definition, preceded by its operands."""
+        """Return the definition, preceded by its operands."""
         found = self.sides(d)
         if found is None:
             return [d]
@@ -258,7 +259,8 @@ class _Work:
         return [*made, dataclasses.replace(d, expr=total)]
 
     def half(self, d: Def, left: Expr, right: Expr) -> tuple[DType | None, Expr | None]:
-        """Of a product of 16-bit floats that may be rounded, these, and the bias that is added."""
+        """Return the 16-bit dtype of a product that may be rounded, and the bias that is added;
+        None each if not."""
         half = _half_of(left, right)
         if half is None or d.name in self.roots:
             return None, None
@@ -284,7 +286,7 @@ class _Work:
         return made and not has_batch and self.fits(d, bias)
 
     def widening(self, d: Def) -> Def:
-        """The definition with products read as what they are now."""
+        """Return the definition with loads of products that are rounded now."""
         if self.halves.keys().isdisjoint(load.source for load in ex.loads(d.expr)):
             return d
 
@@ -301,11 +303,11 @@ class _Work:
         return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
 
     def count(self, axes: Iterable[Axis]) -> int:
-        """Their points at the sizes of the first call."""
+        """Return the number of points of the axes at the sizes of the first call."""
         return math.prod(likely(a.extent, self.hints) for a in axes)
 
     def sides(self, d: Def) -> tuple[Expr, Expr] | None:
-        """The two factors of a product of matrices."""
+        """Return the two factors of a product of matrices."""
         factors = _factors(d)
         if factors is None:
             return None
@@ -351,7 +353,8 @@ class _Work:
 
 
 def in_first_term(value: Expr, axes: Sequence[Axis]) -> Expr:
-    """A value at the first point of some axes, 0 at the others: a sum over them adds it once."""
+    """Return a value at the first point of some axes, 0 at the others: a sum over them adds it
+    once."""
     zero = ex.const(0.0, value.dtype)
     for a in axes:
         is_first = ex.apply("eq", (ex.at(as_index(a), i64), ex.const(0, i64)), boolean)

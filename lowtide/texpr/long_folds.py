@@ -54,7 +54,7 @@ class _Steps:
         self.room = sum(self._points(i.shape) for i in program.inputs.values())
 
     def add(self, d: Def) -> None:
-        """The definition, preceded by its parts."""
+        """Add the definition, preceded by its parts."""
         e = d.expr
         if not isinstance(e, Reduce) or not self._is_long(d, e):
             self.defs[d.name] = d
@@ -82,7 +82,7 @@ class _Steps:
     # -- an axis after the other --
 
     def _axis_by_axis(self, d: Def, e: Reduce) -> None:
-        """The longest axis is left for the second step."""
+        """Reduce all axes but the longest first; the second step reduces that."""
         last = max(e.axes, key=lambda a: likely(a.extent, self.hints))
         rest = [a for a in e.axes if a is not last]
         part, wide = self._part_name(d), _wide(e)
@@ -142,7 +142,7 @@ class _Steps:
         return terms if 2 * terms <= extent else None
 
     def _finish(self, d: Def, whole: Expr) -> None:
-        """The definition itself, in its own precision."""
+        """Add the definition itself, in its own precision."""
         if whole.dtype is not d.dtype:
             name = self._part_name(d)
             self.defs[name] = dataclasses.replace(d, name=name, expr=whole)
@@ -158,7 +158,8 @@ class _Steps:
 
 
 def _where(inside: Expr, body: Expr, axis: Axis, fn: str, dtype: DType) -> Expr:
-    """The body, neutral outside. A product stays one: then all its factors are 0 there."""
+    """Return the body inside, else the neutral element. A product stays a product, with factors of
+    0."""
     parts = list(factors(body)) if fn == "sum" else []
     if len(parts) > 1 and all(axis in f.free for f in parts):
         made = (ex.select(inside, f, ex.const(0, f.dtype)) for f in parts)
@@ -167,7 +168,7 @@ def _where(inside: Expr, body: Expr, axis: Axis, fn: str, dtype: DType) -> Expr:
 
 
 def _wide(e: Reduce) -> DType:
-    """The dtype in which parts are kept."""
+    """Return the dtype in which parts are kept."""
     return dtypes.BY_NAME[e.dtype.compute]
 
 

@@ -52,7 +52,7 @@ class _Found:
 
 
 def narrowed(node: Reduce) -> Expr | None:
-    """The sum over fewer terms, None where all of them may count."""
+    """Return the sum over fewer terms, None where all of them may count."""
     result: Expr | None = None
     left: Expr = node
     while isinstance(left, Reduce) and left.fn == "sum" and left.dtype.is_float:
@@ -115,7 +115,7 @@ def _moved_part(part: Expr, moved: Callable[[Index], Index]) -> Expr:
 
 
 def _linear(i: Index, a: Axis) -> tuple[Index, int] | None:
-    """(rest, factor) with i == rest + factor * a, for a number as the factor."""
+    """Return (rest, factor) with i == rest + factor * a, for a number as the factor."""
     rest = substitute(i, {a: as_index(0)})
     step = exact_division(i - rest, as_index(a)) if i is not rest else None
     if step is None or (c := step.const) is None or a in deep_atoms(rest):
@@ -192,7 +192,7 @@ def _by_remainder(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
 
 
 def remainder(part: Expr) -> Mod | None:
-    """The remainder that the conditions say is 0."""
+    """Return the remainder that the conditions say is 0."""
     pair = sides(part, "eq")
     if pair is None or pair[1].const != 0 or len(pair[0].terms) != 1:
         return None

@@ -50,7 +50,7 @@ class NoNest(Exception):
 
 
 def cycles(program: Program) -> list[Cycle]:
-    """The loops: what a delay depends on and what depends on it. All delays are in `delays`."""
+    """Return the cycles: each with the values that a delay depends on and that depend on it."""
     edges = {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
     edges |= {y.name: {y.source, y.init, *_tied(program, y)} for y in program.delays.values()}
     back: dict[str, set[str]] = {}
@@ -71,7 +71,7 @@ def cycles(program: Program) -> list[Cycle]:
 
 
 def _tied(program: Program, y: Delay) -> Iterator[str]:
-    """A truth that ends a loop is of one cycle with all that ends with it."""
+    """Join the cycle of a bool that ends a loop with those of the values that end with it."""
     return (n for n in y.ends if n in program.delays)
 
 
@@ -157,7 +157,7 @@ def _in_front(items: tuple[_T, ...], k: int) -> tuple[_T, ...]:
 
 
 def _in_steps(c: Cycle, at: Mapping[str, int]) -> Cycle:
-    """The cycle with the delays of its own steps, and those within a step."""
+    """Return the cycle with the delays of its own steps, and those within a step."""
     found = Cycle(c.members, [y for y in c.delays if not at[y.name]])
     for y in c.delays:
         if k := at[y.name]:
@@ -204,7 +204,7 @@ def _along(program: Program, c: Cycle, start: Delay) -> dict[str, int] | None:
 
 
 def _shared(c: Cycle, inside: Collection[str]) -> Iterator[tuple[str, str, int]]:
-    """A delay, what has the same dims, or those behind the first."""
+    """Yield a delay, then values of the same dims, or those behind the first."""
     for y in c.delays:
         yield y.name, y.source, 0
         if y.init in inside:
@@ -221,5 +221,5 @@ def _is_whole(
 
 
 def step_of(index: tuple[Index, ...], k: int, step: Index) -> tuple[Index, ...]:
-    """An index with the step put in as its dim k."""
+    """Return an index with the step put in as its dim k."""
     return (*index[:k], step, *index[k:])

@@ -113,8 +113,8 @@ def _without_units(d: Def) -> Def:
 
 
 def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str]) -> list[Def]:
-    """A reduction that another one equals is read from that: two kernels could add up in different
-    orders. A root is a copy; `apart`: what keeps its formula."""
+    """Replace a reduction by an equal one. Two kernels might add in different orders. A root
+    becomes a copy. `apart`: definitions whose formula stays."""
     result: list[Def] = []
     first: dict[Hashable, str] = {}  # by formulas that read what `same` names
     same: dict[str, str] = {}

@@ -28,7 +28,7 @@ def permuted(items: Sequence[T], order: Order) -> tuple[T, ...]:
 
 
 def inverse(order: Order) -> Order:
-    """The order that undoes it: where each dim lies."""
+    """Return the inverse order: where each dim lies."""
     return tuple(order.index(d) for d in range(len(order)))
 
 
@@ -38,8 +38,8 @@ def strides_in(shape: Sequence[Index], order: Order) -> tuple[Index, ...]:
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
-    """The order of a tensor that has neither gaps nor overlaps, None of any other, and of a
-    contiguous one. Where a dim of size 1 lies, its stride says."""
+    """Return the order of the dims in memory; None for a contiguous tensor, and for one with gaps
+    or overlaps. The stride of a dim of size 1 decides where it lies."""
     order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
     step = 1
     for d in reversed(order):

@@ -22,7 +22,7 @@ Parts = tuple[tuple[Expr, F], ...]
 
 
 def own_parts(e: Expr, g: Expr, op: str) -> Parts | None:
-    """The parts of a node that get a cotangent, and which."""
+    """Return the parts of a node that get a cotangent, each with it."""
     rule = RULES.get(op)
     return None if rule is None else rule(e, F(g))
 

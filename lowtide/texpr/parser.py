@@ -39,8 +39,8 @@ _FLOATS: Final = ("inf", "nan")
 
 
 def parse_program(text: str, sizes: Mapping[str, Index] | None = None) -> Program:
-    """The Program that this text prints; raises ParseError. `sizes`: symbols that exist already,
-    by name."""
+    """Return the Program that this text prints; raises ParseError. `sizes`: symbols that exist
+    already, by name."""
     return _Parser(text, dict(sizes or {})).program()
 
 
@@ -109,7 +109,7 @@ class Line:
         return dtypes.BY_NAME[name]
 
     def literal(self) -> object:
-        """The constant that the rest of the line is."""
+        """Parse a constant: the rest of the line."""
         rest, self.position = self.text[self.position :].strip(), len(self.text)
         try:
             return parse_literal(rest)
@@ -120,7 +120,7 @@ class Line:
         return str(parse_literal(self.take("string", "a string in quotes")))
 
     def end(self) -> tuple[str, Loc]:
-        """The op and the place behind `#`, if there are any."""
+        """Parse the op and the source line behind `#`, if there are any."""
         rest = self.text[self.position :]
         if not rest.strip():
             return "", UNKNOWN_LOC
@@ -365,7 +365,7 @@ class _Scope(IndexReader):
         self.parts: dict[str, Expr] = {}
 
     def binders(self, line: Line) -> tuple[Axis, ...]:
-        """`i:N, j:4]`: axes of this definition; the same again, where they are known."""
+        """Parse `i:N, j:4]`: axes of this definition, the same objects if they are known."""
         found: list[Axis] = []
         while not line.skip("]"):
             name = line.name()
@@ -420,7 +420,7 @@ class _Scope(IndexReader):
         return line.dtype() if line.skip(":") else usual
 
     def bracketed(self, line: Line, word: str) -> Expr:
-        """`x[i, j]` or `sum[j:4](…)`."""
+        """Return `x[i, j]` or `sum[j:4](…)`."""
         begin = line.position
         line.advance()
         gap = len(line.text[line.position :]) - len(line.text[line.position :].lstrip())
@@ -440,7 +440,7 @@ class _Scope(IndexReader):
         return ex.load(word, self.indices(line, "]"), self.dtypes[word])
 
     def called(self, line: Line, word: str) -> Expr:
-        """`exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
+        """Return `exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
         line.advance()
         dtype = line.dtype() if line.skip(":") else None
         line.need("(")

@@ -89,8 +89,8 @@ class Parts:
 
 
 def partition(program: Program, hints: Mapping[str, int], level: int = 0) -> Parts:
-    """The parts of a Program with delays, which is itself a step of so many loops around it.
-    `hints`: likely sizes."""
+    """Return the parts of a Program with delays. The Program itself may be a step of `loops` around
+    it. `hints`: likely sizes."""
     program = _forwarded(program)
     looped, apart = steps_of(program), set[str]()
     while True:
@@ -108,7 +108,8 @@ def _loads(program: Program) -> dict[str, set[str]]:
 
 
 def _alike(parts: Sequence[Part | Loop], again: frozenset[str]) -> Sequence[Part | Loop]:
-    """The parts, each with what others add up, too, or the row of one step of that."""
+    """Return the parts, each with the tensors to which others add, or with the row of a step of
+    those."""
     made = [n.removesuffix(OF_STEP) for p in parts for n in p.program.defs]
     several = again | {n for n, count in Counter(made).items() if count > 1}
     for p in parts:
@@ -151,7 +152,7 @@ class _Partition:
         self.same = self._handed_out() if not level else {}  # of a step each has its own place
 
     def _blocks(self, even: Mapping[str, int]) -> Iterator[tuple[str, Block]]:
-        """Values that are read from a tensor of all their parts, which a loop fills."""
+        """Yield values that are read from a tensor of all their parts, which a loop fills."""
         for name, dim in even.items():
             d = self.defs.get(name)
             found = as_block(d, dim) if d is not None and name not in self.cycle_of else None
@@ -206,8 +207,8 @@ class _Partition:
         return found
 
     def _origin(self, name: str) -> tuple[str, bool]:
-        """The loop's value that a definition only repeats, and whether it is its last step; the
-        definition itself for any other."""
+        """Return the value of a loop that a definition copies, and whether it is the last step's.
+        For others, return the definition itself."""
         d, at_end = self.defs[name], False
         index = tuple(as_index(a) for a in d.axes)
         source = name
@@ -227,7 +228,7 @@ class _Partition:
     # -- where a definition is computed: plain parts have even numbers, loops odd ones --
 
     def _level(self, name: str) -> int:
-        """The first part in which it can be."""
+        """Return the first part in which it can be."""
         c = self.cycle_of.get(name)
         key: object = name if c is None else id(c)
         if key not in self._levels:
@@ -242,7 +243,7 @@ class _Partition:
         return self._levels[key]
 
     def _place(self, name: str) -> int:
-        """The last part in which it can be."""
+        """Return the last part in which it can be."""
         if name in self.cycle_of:
             return self._level(name)
         if name not in self._placed:
@@ -389,8 +390,8 @@ class _Partition:
         )
 
     def _pairs_of(self, members: Iterable[Def], c: Cycle, index: Index) -> dict[str, Def]:
-        """Values of pairs of before the loop, which each step computes; loads of those that are
-        others in each step are of `name_step`."""
+        """Compute values of pairs from before the loop in each step. Loads of values that differ
+        between steps read `name_step`."""
         found: dict[str, Def] = {}
         todo = [load.source for d in members for load in ex.loads(d.expr)]
         while todo:
@@ -429,7 +430,7 @@ class _Partition:
                 self.cycle_of[name] = c
 
     def _inner(self, c: Cycle, index: Index) -> Iterator[tuple[str, tuple[Delay, Def | None]]]:
-        """The delays within a step, and what they begin with, where that is not made in it."""
+        """Yield the delays within a step, and their initial values from outside of it."""
         for y, at in c.inner:
             if at is None:
                 yield y.name, (y, None)
@@ -467,8 +468,8 @@ class _Partition:
         return Def(name=d.name, axes=axes, expr=expr, loc=d.loc, op=d.op)
 
     def _written_out(self, node: Load, index: Index) -> Expr | None:
-        """A pointwise value of before the loop is computed in each step, if it is another in each;
-        a mere view always. What several of them read is written out once."""
+        """Inline a pointwise value from before the loop, if it differs between steps or is a view.
+        A value that several definitions read is defined once per step."""
         key = node, index
         if key not in self._written:
             self._written[key] = self._write_out(node, index)

@@ -23,8 +23,8 @@ from lowtide.texpr.split_axis import divisors
 
 
 def in_phases(d: Def, node: Reduce, name: str) -> tuple[Def, Expr] | None:
-    """The sum by phases, as a definition of this name, and what `d` reads of it. None where it
-    divides nothing, or would still divide afterwards."""
+    """Return the sum by phases, as a definition of this name, and the values that `d` reads of it.
+    None if it has no divisions, or if some would remain."""
     own = ex.ordered_axes(node, d.axes)
     found = {a: by for a in own if (by := _divisor(node, a)) is not None}
     if not found:
@@ -53,8 +53,8 @@ def _divisor(e: Expr, a: Axis) -> int | None:
 
 
 def _cut(node: Reduce, a: Axis, value: Index, exact: bool) -> Reduce:
-    """The sum with the axis replaced by what may go beyond its end, unless `exact`: what is read
-    there and not held in bounds as it is, is held."""
+    """Return the sum with the axis replaced by one that may go beyond the end, unless `exact`.
+    Loads beyond the end are clamped if they are not yet."""
     atoms: dict[Atom, Index] = {
         x: clamp(substitute(x.num, {a: value}), x.extent)
         for i in ex.indices_in(node)

@@ -48,7 +48,7 @@ _DEEP: Final = 40  # parts within parts; the parser goes so deep
 
 
 def print_program(program: Program) -> str:
-    """The text of a Program, a line for each of its parts."""
+    """Return the text of a Program, a line for each of its parts."""
     sizes = {a.name: a for a in sizes_of(program)}
     lines = [
         f"size {a.name}{'' if a.low is None else f' >= {a.low}'}"
@@ -70,7 +70,7 @@ def print_program(program: Program) -> str:
 
 
 def sizes_of(program: Program) -> list[Size]:
-    """The sizes that are known at run time only, in the order in which they are met."""
+    """Return the sizes that are known at run time only, in the order in which they are met."""
     found: dict[Atom, None] = {}
     for i in program.inputs.values():
         found |= _atoms((*i.shape, *i.strides))
@@ -92,12 +92,12 @@ def _atoms(held: Iterable[Index]) -> dict[Atom, None]:
 
 
 def result_of(fn: str, args: Sequence[Expr]) -> DType:
-    """The usual dtype of a pointwise function."""
+    """Return the usual dtype of a pointwise function."""
     return dtypes.boolean if fn in COMPARISONS else args[0].dtype
 
 
 def reduced(fn: str, body: Expr) -> DType:
-    """The usual dtype of a reduction."""
+    """Return the usual dtype of a reduction."""
     return dtypes.i64 if fn in ("argmin", "argmax") else body.dtype
 
 
@@ -171,7 +171,7 @@ class _Printer:
         return self.axes[a]
 
     def node(self, e: Expr) -> str:
-        """The text of a node whose operands are known."""
+        """Return the text of a node whose operands are known."""
         known = self.known
         match e:
             case Load():
@@ -201,7 +201,7 @@ class _Printer:
                 raise AssertionError(f"no text for {type(e).__name__}")
 
     def index(self, index: Index) -> str:
-        """A sum of products, in an order that is told by the text only."""
+        """Return a sum of products, in an order that depends on the text only."""
         if index.const is not None:
             return str(index.const)
         terms = [(sorted(map(self.atom, m)), factor) for m, factor in index.terms]
@@ -231,7 +231,7 @@ class _Printer:
         return a.key[0], text
 
     def within(self, index: Index) -> str:
-        """A part of a division."""
+        """Return a part of a division."""
         text = self.index(index)
         return text if text.isidentifier() or text.isdecimal() else f"({text})"
 

@@ -73,9 +73,10 @@ def is_constant(d: Def) -> bool:
 def pull(
     d: Def, cotangent: Expr, active: Callable[[Load], bool], exact: Expr | None = None
 ) -> Pulled:
-    """The contributions of a definition to its active loads; raises Unsupported.
+    """Return the contributions of a definition to its active loads; raises Unsupported.
 
-    `exact`: the body of an extreme, written so that each kernel computes the same bits."""
+    `exact`: the body of an extreme, written so that each kernel computes the same bits.
+    """
     return _Puller(d, active, exact).run(cotangent)
 
 
@@ -114,7 +115,7 @@ class _Puller:
     # -- pointwise --
 
     def _with_result(self, value: Expr) -> Expr:
-        """A slope that is written with the definition's own value reads it: tanh' = 1 - tanh²."""
+        """Return a slope that reads the definition's own value: tanh' = 1 - tanh²."""
         whole = self.d.expr
         if not isinstance(whole, Apply):
             return value
@@ -267,8 +268,8 @@ class _Puller:
         return hit.or_zero(share).e if apart else (ones * share).e
 
     def _product(self, e: Reduce, g: F) -> Expr:
-        """The product of all others: without zeros the product over the element, with one zero
-        that of the rest, and only there."""
+        """Return the product of all other elements: the product over the element. With one zero,
+        only that element has a product, of the rest."""
         body = F(e.body)
         zero = body.equals(0)
         zeros = self._helper("zeros", "sum", e, ex.cast(zero.e, e.dtype))
@@ -284,7 +285,7 @@ def _constant_along(load: Load, e: Expr) -> bool:
 
 
 def _loads(e: Expr, counts: Callable[[Load], bool]) -> Collection[Load]:
-    """The counting loads that the value of an expression depends on smoothly."""
+    """Return the counting loads that the value of an expression depends on smoothly."""
     found: dict[Load, None] = {}
     seen: set[Expr] = set()
     todo = [e]
@@ -304,7 +305,7 @@ def _loads(e: Expr, counts: Callable[[Load], bool]) -> Collection[Load]:
 
 
 def _sum(parts: list[Expr], dtype: dtypes.DType) -> Expr:
-    """The sum of the parts, equal ones counted."""
+    """Return the sum of the parts, equal ones counted."""
     real = [p for p in parts if not is_number(p, 0)]
     if not real:
         return parts[0] if parts else ex.const(0, dtypes.BY_NAME[dtype.compute])

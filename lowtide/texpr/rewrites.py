@@ -50,7 +50,7 @@ def _with(program: Program, defs: Iterable[Def]) -> Program:
 
 
 def _each(rule: Callable[[Expr], Expr]) -> Rewrite:
-    """A rewrite of the expression of each definition."""
+    """Return a rewrite of the expression of each definition."""
 
     def rewrite(program: Program, hints: Hints) -> Program:
         return _with(program, (replace(d, expr=rule(d.expr)) for d in program.defs.values()))

@@ -75,8 +75,8 @@ def _often(
     few: Set[str],
     hints: Mapping[str, int],
 ) -> Iterator[str]:
-    """Values to be stored because each of their elements is computed often otherwise. In a chain of
-    shifts that is found from its beginning: what is written into a value is computed with it."""
+    """Return values to store, because their elements would be computed often. In a chain of shifts
+    this is decided from the beginning: an inlined value is computed with its reader."""
     reads: dict[str, list[Load]] = {}
     anyway = set(roots)  # what is computed once in any case
     for d in defs.values():
@@ -151,5 +151,5 @@ def is_whole(node: Load, d: Def) -> bool:
 
 
 def axes_of(node: Load) -> tuple[Axis, ...]:
-    """The axes with which the element that is read changes, in one order."""
+    """Return the axes on which the loaded element depends, in a fixed order."""
     return tuple(sorted(node.free, key=lambda a: a.key))

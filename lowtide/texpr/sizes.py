@@ -13,7 +13,7 @@ from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Index, Mod, Size
 
 
 def evaluate(index: Index, values: Mapping[str, int]) -> int:
-    """The number that a size polynomial has for these values of its symbols."""
+    """Return the number that a size polynomial has for these values of its symbols."""
     total = 0
     for monomial, factor in index.terms:
         part = factor
@@ -34,14 +34,14 @@ def elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
 
 
 def elements_held(program: Program, roots: Iterable[str], hints: Mapping[str, int]) -> int:
-    """The elements of all inputs and outputs."""
+    """Return the elements of all inputs and outputs."""
     inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
     made = (program.defs[n] for n in roots if n in program.defs)
     return inputs + sum(elements(d.shape, hints) for d in made if not d.adds_to)
 
 
 def likely(size: Index, hints: Mapping[str, int]) -> int:
-    """A size at the sizes of the first call."""
+    """Return a size at the sizes of the first call."""
     return max(evaluate(size, hints), 1)
 
 

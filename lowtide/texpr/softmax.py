@@ -50,11 +50,12 @@ def with_late_division(expr: Expr, defs: Defs) -> Expr:
 
 
 def with_weights_outside(d: Def, defs: Defs) -> Def:
-    """A gradient's definition with its weights behind the sums, as eager mode multiplies:
+    """Return a gradient's definition with its weights behind the sums, as eager mode multiplies:
 
         sum[c](g[i, c] * v[j, c] * e[i, j])  ->  sum[c](g[i, c] * v[j, c]) * e[i, j]
 
-    e is in [0, 1], so nothing vanishes; the sum overflows where eager mode's `g @ v.mT` does."""
+    e is in [0, 1], so nothing vanishes; the sum overflows where eager mode's `g @ v.mT` does.
+    """
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
@@ -88,7 +89,7 @@ def _product(a: Expr, b: Expr) -> Expr:
 
 
 def _factors(body: Expr, axes: Collection[Axis]) -> tuple[list[Expr], list[Expr]]:
-    """The factors of a product, and what it is divided by, that being the same at all the axes."""
+    """Return the factors of a product, and the divisor, if that is constant along all the axes."""
     if isinstance(body, Apply) and body.fn == "mul":
         parts = [_factors(a, axes) for a in body.args]
         return [e for over, _ in parts for e in over], [e for _, under in parts for e in under]
@@ -108,7 +109,7 @@ def _adds_up(total: Expr, e: Expr, axes: Collection[Axis], defs: Defs) -> bool:
 
 
 def _weight(e: Expr, axes: Collection[Axis], defs: Defs) -> Axis | None:
-    """The axis along which this is exp(s - m), with m the maximum of s along it."""
+    """Return the axis along which this is exp(s - m), with m the maximum of s along it."""
     e = _written_out(e, defs)
     if not isinstance(e, Apply) or e.fn != "exp":
         return None
@@ -125,7 +126,8 @@ def _weight(e: Expr, axes: Collection[Axis], defs: Defs) -> Axis | None:
 
 
 def _made(e: Expr, defs: Defs, fn: str) -> Reduce | None:
-    """The reduction that a load reads, at its place; also a maximum that is 0 where infinite."""
+    """Return the reduction that a load reads, in the axes of the load; a maximum may be 0 where
+    infinite."""
     while isinstance(e, Load | Select):
         if isinstance(e, Select):
             if fn != "max" or not _is_zero_if_infinite(e):

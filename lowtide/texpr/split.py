@@ -30,7 +30,7 @@ Cuts = dict[int, list[Axis]]  # into which axes each axis of a definition is cut
 
 
 def split_axes(defs: list[Def]) -> list[Def]:
-    """The definitions with axes cut where that leaves no division of them."""
+    """Return the definitions with axes split that occur only divided."""
     most: dict[str, int] = {}  # into how many axes those of a definition may be cut
     while True:
         cut: dict[str, Cuts] = {}
@@ -99,7 +99,7 @@ def _cut_reduced(e: Reduce) -> Reduce:
 
 
 def _cut_of(e: Expr, a: Axis, least: int) -> tuple[Axis, Axis] | None:
-    """The two axes that it is cut into everywhere, if it is."""
+    """Return the two axes into which the axis is split everywhere, else None."""
     for by in _divisors(e, a):
         if by is a.extent or (by.const is not None and by.const < least):
             continue

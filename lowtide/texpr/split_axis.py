@@ -11,7 +11,7 @@ from lowtide.texpr.index import Axis, FloorDiv, Index, Mod, as_index, deep_atoms
 
 
 def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
-    """The divisors of an axis in these indices, the smallest constants last."""
+    """Return the divisors of an axis in these indices, the smallest constants last."""
     found: dict[Index, None] = {}
     for index in indices:
         for atom in deep_atoms(index):
@@ -21,13 +21,13 @@ def divisors(indices: Iterable[Index], a: Axis) -> list[Index]:
 
 
 def split_axis(a: Axis, by: Index) -> tuple[Axis, Axis] | None:
-    """The axes of a // by and a % by; None if `by` does not divide the extent."""
+    """Return the axes of a // by and a % by; None if `by` does not divide the extent."""
     outer = exact_division(a.extent, by)
     return None if outer is None else (Axis(f"{a.name}o", outer), Axis(f"{a.name}i", by))
 
 
 def joined(pair: tuple[Axis, Axis]) -> Index:
-    """The index of the original axis: outer * extent of inner + inner."""
+    """Return the index of the original axis: outer * extent of inner + inner."""
     return as_index(pair[0]) * pair[1].extent + as_index(pair[1])
 
 

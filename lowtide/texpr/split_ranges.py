@@ -74,7 +74,7 @@ class _Splitter:
         self.splits: dict[str, _Split] = {}
 
     def add(self, d: Def) -> None:
-        """The definition, preceded by its ranges."""
+        """Add the definition, preceded by its ranges."""
         d = self._sums_in_ranges(d)
         steps = self.looped.get(d.name, 0)
         for dim, axis in enumerate(d.axes):
@@ -139,7 +139,8 @@ class _Splitter:
         return dataclasses.replace(d, expr=Rewriter(visit)(d.expr))
 
     def _in_ranges(self, d: Def, e: Reduce) -> Expr | None:
-        """A reduction over the ranges of what it reads, None where these are not of one length."""
+        """Return a reduction over the ranges of its operand; None if these have different
+        lengths."""
         for axis in e.axes:
             found = {s.cuts for load, s in self._read(d) if the_axis(load.index[s.dim]) is axis}
             size = axis.extent.const
@@ -212,7 +213,7 @@ def _without_zero(node: Apply) -> Expr | None:
 
 
 def _compared(e: Expr, axis: Axis) -> Iterator[int]:
-    """The places along an axis where a choice of the formula changes."""
+    """Yield the places along an axis where a choice of the formula changes."""
     for node in ex.walk(e):
         if not isinstance(node, Select):
             continue
@@ -227,7 +228,7 @@ def _compared(e: Expr, axis: Axis) -> Iterator[int]:
 
 
 def _joined(d: Def, dim: int, ranges: Sequence[_Range]) -> Expr:
-    """The whole value again, for who reads it otherwise."""
+    """Return the whole value, for readers of other elements."""
     place = as_index(d.axes[dim])
     result: Expr | None = None
     for r in reversed(ranges):

@@ -25,8 +25,8 @@ Points = Callable[[tuple[Axis, ...]], int]
 def merged_sums(
     d: Def, expr: Expr, sums: Mapping[str, Def], points: Points, most: float = MOST
 ) -> Expr:
-    """The expression of a definition, with these `sums` written into sums over their elements,
-    where that is at most so many times the work."""
+    """Return the expression of a definition, with these `sums` merged into sums over their
+    elements, if that multiplies the work by no more than a limit."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum":
@@ -50,7 +50,7 @@ def merged_sums(
 
 
 def in_order(d: Def) -> Def:
-    """A sum of windows goes through them as memory lies: channels, rows, places of a row."""
+    """Order the axes of a sum of windows as memory lies: channels, rows, places of a row."""
     e = d.expr
     if not isinstance(e, Reduce) or not slides(e):
         return d
@@ -64,7 +64,7 @@ def in_order(d: Def) -> Def:
 
 
 def _summed(e: Expr, sums: Mapping[str, Def]) -> Load | None:
-    """The element that is summed up, or nothing where a condition does not hold."""
+    """Return the summed element, or 0 where a condition does not hold."""
     if isinstance(e, Select) and isinstance(e.no, Const) and e.no.value == 0:
         return None if _reads(e.cond, sums) else _summed(e.yes, sums)
     return e if isinstance(e, Load) and e.source in sums and not _gathers(e) else None

@@ -36,7 +36,7 @@ def products_apart(program: Program, hints: Mapping[str, int]) -> Program:
 
 
 def _apart(d: Def, program: Program, hints: Mapping[str, int]) -> Iterator[Def]:
-    """The definition, preceded by its sums."""
+    """Yield the definition, preceded by its sums."""
     e = d.expr
     if not isinstance(e, Reduce) or e.fn != "sum" or not e.dtype.is_float:
         yield d

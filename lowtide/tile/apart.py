@@ -111,7 +111,7 @@ def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
 
 
 def _readers(name: str, defs: Mapping[str, Def]) -> set[str]:
-    """A value, what reads it, and what reads that."""
+    """Return the names of a value, its readers, and theirs."""
     found = {name}
     while more := {n for n, d in defs.items() if n not in found and found & sources(d)}:
         found |= more

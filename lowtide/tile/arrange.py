@@ -131,7 +131,7 @@ class Arrangement:
                 self._settle()
 
     def _may_hold_rows(self) -> bool:
-        """Not where tiles of pairs go by: a row of these may be long."""
+        """Return whether a task may hold whole rows. Rows of tiles of pairs may be long."""
         if not (self.holds_rows and self.tiles) or self.held or self.in_loop or self.local:
             return False
         return not any(is_register_tile(i, self.ctx) for i in self.items)
@@ -179,7 +179,7 @@ class Arrangement:
         return None
 
     def recompute(self, name: str) -> None:
-        """A reduction whose tile is gone when it is read: computed anew in the reader's sweep."""
+        """Recompute a reduction whose tile is gone when it is read, in the reader's sweep."""
         if name in self.again:
             raise AssertionError(f"{name} is read before it can be computed")
         self.again.add(name)
@@ -394,7 +394,7 @@ class Arrangement:
         return {a: tile for a, tile in tiles.items() if self._known(a) > tile and a not in kept}
 
     def _kept_by_steps(self) -> frozenset[Axis]:
-        """The axes of staged values that no step of a loop changes, if a task has room for all."""
+        """Return the axes of staged values that no step changes, if a task has room for all."""
         if not self.in_loop:
             return frozenset()
         staged = {e for i in self.all_items() for e in i.staged if self._stays(e)}
@@ -406,8 +406,8 @@ class Arrangement:
         return changing.isdisjoint(e.free) and self.moving.isdisjoint(x.source for x in ex.loads(e))
 
     def _keep_whole(self, tiles: dict[Axis, int]) -> None:
-        """A contraction that is read in two sweeps, the second for what the first has summed up,
-        is not done twice if a task has room for all of it."""
+        """Keep a contraction that two sweeps read, if a task has room for all of it, instead of
+        computing it twice. The second sweep waits for a sum of the first."""
         for item in self.local.values():
             d = item.d
             if not is_register_tile(item, self.ctx) or not self._is_swept_again(d):
@@ -431,7 +431,7 @@ class Arrangement:
         return any(online.waits(u, first, self.defs, {}) for u in readers)
 
     def _known(self, a: Axis) -> float:
-        """An extent that stays the same: of the axes of a state, as far as one can tell."""
+        """Return an extent that is the same at each step: that of an axis of a state, if known."""
         if self.in_loop or a in self.bounded:
             return self.extent(a)
         return math.inf if a.extent.const is None else a.extent.const
@@ -444,7 +444,7 @@ class Arrangement:
             tiles[a] = points[a] = max(min(points[a], REDUCED_POINTS // rest), 1)
 
     def _bound(self, axes: tuple[Axis, ...], tiles: dict[Axis, int]) -> None:
-        """A value of three axes takes a tile of few of the first: what a task holds stays small."""
+        """Cut the first axis of values of three axes, so that a task holds little."""
         steps = {t.axis: t.tile or 1 for t in self.grid} | tiles
         points = {a: steps.get(a, self.extent(a)) for a in axes}
         for a in axes[:-1]:
@@ -538,7 +538,7 @@ class Arrangement:
         return found
 
     def held_in(self, e: Expr) -> list[Expr]:
-        """The held values in an expression, each after those that it is made of."""
+        """Return the held values in an expression, each after those that it is made of."""
         return [x for x in ex.walk(e) if x in self.held]
 
     def _share_sweeps(self, a: Item, b: Item) -> bool:
@@ -592,7 +592,7 @@ class Arrangement:
         return found
 
     def prefix(self, item: Item) -> tuple[Axis, ...]:
-        """The sweeps that stay open while the reduction runs to its end."""
+        """Return the sweeps that stay open while the reduction runs to its end."""
         chain = self._chain(item.loops)
         for k, a in enumerate(chain):
             if a in item.over:

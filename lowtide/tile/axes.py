@@ -36,7 +36,7 @@ def _sources(e: ex.Expr) -> frozenset[str]:
 
 
 def own_axes(d: Def) -> tuple[Axis, ...]:
-    """The axes of its result that are loops (extent 1 is none)."""
+    """Return the axes of its result that are loops (extent 1 is none)."""
     return tuple(a for a in d.axes if a.extent.const != 1)
 
 
@@ -45,17 +45,17 @@ def reduced_axes(d: Def) -> tuple[Axis, ...]:
 
 
 def points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
-    """The points of a loop nest at the sizes of the first call."""
+    """Return the points of a loop nest at the sizes of the first call."""
     return math.prod(likely(a.extent, hints) for a in axes)
 
 
 def largest_nest(defs: Mapping[str, Def], hints: Mapping[str, int]) -> int:
-    """The points of the largest loop nest."""
+    """Return the points of the largest loop nest."""
     return max(points((*own_axes(d), *reduced_axes(d)), hints) for d in defs.values())
 
 
 def consumed(defs: Mapping[str, Def]) -> set[str]:
-    """Names of those that others load."""
+    """Return the names that other definitions load."""
     return {s for d in defs.values() for s in sources(d) if s in defs}
 
 
@@ -81,19 +81,20 @@ def without_races(axes: list[Axis], defs: Mapping[str, Def]) -> list[Axis]:
 
 
 def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
-    """The common axes that no member reduces: along these, tasks are independent."""
+    """Return the common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     return [a for a in common if a not in reduced]
 
 
 def owning_axes(place: Load) -> dict[Axis, int]:
-    """The axes that are a dim of the place by themselves: points that differ along one never have
-    the same place."""
+    """Return the axes that are a dim of the place by themselves. Points that differ along one never
+    have the same place."""
     return {a: k for k, i in enumerate(place.index) if (a := the_axis(i)) is not None}
 
 
 def is_contraction(d: Def) -> bool:
-    """A sum whose body joins values that each lack some of the loops: matmul and its kin."""
+    """Return whether the definition is a sum whose body joins values that each lack some loops:
+    matmul and similar."""
     if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
         return False
     loops = {*own_axes(d), *d.expr.axes}
@@ -122,7 +123,8 @@ def shares_columns(axes: Sequence[Axis], defs: Mapping[str, Def]) -> bool:
 
 
 def pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
-    """A stored pointwise member that others read is computed again there, in registers."""
+    """Return the definitions, with stored pointwise members recomputed in registers by their
+    readers."""
     result: dict[str, Def] = {}
     pointwise: dict[str, Def] = {}
     for d in defs.values():
@@ -134,13 +136,13 @@ def pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
 
 
 def is_long(d: Def, hints: Mapping[str, int]) -> bool:
-    """A contraction that is better stored than done twice."""
+    """Return whether the definition is a contraction that is better stored than computed twice."""
     terms = points(reduced_axes(d), hints)
     return is_contraction(d) and terms >= LONG
 
 
 def with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:
-    """The definition with other axes in the place of some."""
+    """Return the definition with axes replaced."""
     if not renaming:
         return d
     expr = at_indices(d.expr, {a: as_index(b) for a, b in renaming.items()})

@@ -46,7 +46,8 @@ def _begin(body: list[Stmt], kernel: Kernel) -> None:
 def _only_writer(
     buffer: Buffer, after: list[Stmt], kernel: Kernel
 ) -> tuple[Nest, Accumulate, tuple[Axis, ...]] | None:
-    """The nest that alone writes the buffer and is not read before, with the sweeps around it."""
+    """Return the nest that alone writes the buffer and is not read before, with the sweeps around
+    it."""
     everywhere = [w for n in kernel.nests() for w in n.writes if not isinstance(w, Store)]
     if sum(w.buffer is buffer for w in everywhere) != 1 or buffer.fn in ARG:
         return None

@@ -101,7 +101,7 @@ class BlockArrangement(Arrangement):
         """They are sized by what registers and shared memory hold, in powers of 2."""
 
     def _tiles(self) -> dict[Axis, int]:
-        """Every axis that is not in the grid is swept, but for what accumulators keep in full."""
+        """Sweep every axis outside of the grid, except those that accumulators keep in full."""
         kept = self._kept_in_full()
         loops = dict.fromkeys(a for i in self.all_items() for a in i.loops)
         outside = self.grid_axes() | kept
@@ -118,7 +118,8 @@ class BlockArrangement(Arrangement):
         return frozenset(a for i in reductions for a in i.kept if a not in grid)
 
     def _chosen(self) -> Choice:
-        """The least predicted time of what the GPU can run; if it can run none, the least needs."""
+        """Return the choice of least predicted time that the GPU can run; if it can run none, that
+        of least needs."""
         found = list(self._choices())
         legal = [c for c in found if c.found.resident]
         if not legal:
@@ -137,7 +138,7 @@ class BlockArrangement(Arrangement):
         return all(a in x.index for x in loads for a in grid if x.source not in self.ctx.inner)
 
     def _choices(self) -> Iterator[Choice]:
-        """Each that gives other blocks, with other warps or stages."""
+        """Yield each choice of warps and stages, if its blocks differ."""
         given = self.target.blocks.choices
         self.known = {i: self._known_of(i) for i in self.all_items()}
         varied = self._varied()
@@ -161,7 +162,8 @@ class BlockArrangement(Arrangement):
                 yield Choice(sizes=sizes, blocks=blocks, shape=shape, found=found)
 
     def _varied(self) -> tuple[str, ...]:
-        """The sizes that matter: those of products, or of pairs, if there are such items."""
+        """Return the names of the sizes to vary: those of products, or of pairs, if there are such
+        items."""
         kinds = {self._kind(i) for i in self.all_items()}
         return next((names for kind, names in VARIED.items() if kind in kinds), ())
 
@@ -218,8 +220,8 @@ class BlockArrangement(Arrangement):
         return PAIR if self.known[item].is_pair else PLAIN
 
     def _sized_blocks(self) -> Blocks:
-        """The largest items choose first; who comes later keeps to it. Terms of a sum that other
-        kernels compute, too, come one after another, so that all add them up in one order."""
+        """Choose blocks, the largest items first. Sums that other kernels also compute run term by
+        term, so that all add in one order."""
         whole = {a: self.power(a) for a in self._kept_in_full()}
         alike = (i for i in self.all_items() if i.name in self.alike and not self.known[i].products)
         found: Blocks = {a: 1 for i in alike for a in i.over if a not in whole}
@@ -234,7 +236,7 @@ class BlockArrangement(Arrangement):
         return math.prod(self.extent(a) for a in item.loops)
 
     def power(self, a: Axis) -> int:
-        """The least power of two that holds the axis, as far as one can tell."""
+        """Return the least power of two that holds the axis, as far as one can tell."""
         return power_of(self.extent(a))
 
     def _wanted(self, item: Item, given: Mapping[Axis, int]) -> dict[Axis, int]:
@@ -322,5 +324,5 @@ class BlockArrangement(Arrangement):
 
 
 def power_of(n: int) -> int:
-    """The least power of two that is not less."""
+    """Return the least power of two that is not less."""
     return 1 << max(n - 1, 0).bit_length()

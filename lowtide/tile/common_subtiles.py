@@ -36,8 +36,8 @@ def common_subtiles(
     row_points: Callable[[Expr], int | None],
     nest_of: Callable[[Expr], Hashable],
 ) -> frozenset[Expr]:
-    """`row_points`: None if the tile does not have all of a value. `nest_of`: where a held one is
-    computed."""
+    """Return the common expressions. `row_points`: None if the tile does not have all of a value.
+    `nest_of`: the place at which a stored one is computed."""
     roots = list(readers)
     seen: dict[Expr, set[Hashable]] = {}
     for r in roots:

@@ -95,7 +95,8 @@ USUAL = GPUS[90]  # where no device is at hand: kernels are printed and interpre
 
 
 def gpu_like(capability: int) -> Gpu:
-    """A usual device of a compute capability, or of the nearest one before it in the table."""
+    """Return a usual device of a compute capability, or of the nearest one before it in the
+    table."""
     before = [row for known, row in GPUS.items() if known <= capability]
     found = max(before, key=lambda row: row.capability) if before else GPUS[min(GPUS)]
     return replace(found, capability=capability)
@@ -112,7 +113,7 @@ def gpu_of(
     memory_clock_khz: int,
     memory_bus_bits: int,
 ) -> Gpu:
-    """A device by what it tells; 0 is what it does not tell."""
+    """Return a device by the facts that it reports; 0 stands for one that is missing."""
     found = gpu_like(capability)
     given = {
         "sms": sms,

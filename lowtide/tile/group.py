@@ -116,7 +116,7 @@ def group(
 def _merge_all(
     groups: list[Group], shared: Shared, hints: Mapping[str, int], careful: bool, alone: Set[str]
 ) -> list[Group]:
-    """Each group, in order, with as many of those before it as it can be merged with."""
+    """Return the groups in order, each merged with as many earlier ones as possible."""
     done: list[Group] = []
     for new in groups:
         for earlier in reversed(list(done)):
@@ -147,10 +147,11 @@ def _recomputed(
     roots: set[str],
     hints: Mapping[str, int],
 ) -> list[Group]:
-    """A value of pairs that a second kernel reads is computed again there instead of being stored.
+    """Recompute a value of pairs in a second kernel that reads it, instead of storing it.
 
-    Only values larger than all inputs and outputs together, and only where the copy fits the
-    reader's kernel: else it is stored."""
+    This is for values larger than all inputs and outputs together, if the copy fits the reader's
+    kernel.
+    """
     made = {n: d for g in groups for n, d in g.defs.items()}
     result: list[Group] = []
     for g in groups:
@@ -174,14 +175,15 @@ def _recomputed(
 
 
 def _reading(d: Def, old: str, new: str) -> Def:
-    """The definition with loads of one value turned to another."""
+    """Return the definition with loads of one value replaced by loads of another."""
     return Def(name=d.name, axes=d.axes, expr=ex.reading(d.expr, {old: new}), loc=d.loc, op=d.op)
 
 
 def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
-    """A group of single values that reads one earlier group joins it: mean = sum / count.
+    """Merge a group of single values into the earlier group that it reads: mean = sum / count.
 
-    `apart`: only if all of that is one tile."""
+    `apart`: only if both are one tile.
+    """
     result: list[Group] = []
     for g in groups:
         single = all(
@@ -349,7 +351,7 @@ def _merged(
 
 
 def _outlines(defs: Mapping[str, Def], renaming: Mapping[Axis, Axis]) -> dict[str, Def]:
-    """The definitions over other axes, with bodies left as they are: for questions of axes only."""
+    """Return the definitions over other axes, with unchanged bodies: only to ask about axes."""
     found: dict[str, Def] = {}
     for n, d in defs.items():
         e, axes = d.expr, tuple(renaming.get(a, a) for a in d.axes)
@@ -440,7 +442,7 @@ def _out_of_the_way(second: Group, renaming: Mapping[Axis, Axis]) -> dict[Axis, 
 
 
 def _walked(i: Index) -> Axis | None:
-    """The axis of `axis + start`."""
+    """Return the axis of `axis + start`."""
     along = [a for a in i.atoms() if isinstance(a, Axis)]
     return along[0] if len(along) == 1 and _is_fixed(i - as_index(along[0])) else None
 

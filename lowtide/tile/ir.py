@@ -106,8 +106,8 @@ class Nest:
 
 
 def reached(expr: Expr, known: Container[Expr]) -> Iterator[Expr]:
-    """Every node once that is computed or read where some are `known`: in a buffer, read as a
-    whole."""
+    """Yield every node once that is computed or read, if expressions in `known` are read from a
+    buffer."""
     seen: set[Expr] = set()
     todo = [expr]
     while todo:
@@ -179,7 +179,7 @@ class Kernel:
         yield from self.epilogue
 
     def tiles(self) -> Iterator[tuple[Axis, int | None]]:
-        """Every axis that is cut, with its tile."""
+        """Yield every axis that is cut, with its tile."""
         yield from ((t.axis, t.tile) for t in self.grid)
         yield from ((s.axis, s.tile) for s in sweeps(self.body))
 
@@ -197,7 +197,7 @@ class Kernel:
 
 
 def sweeps(body: list[Stmt]) -> Iterator[Sweep]:
-    """All sweeps, outer ones first."""
+    """Yield all sweeps, outer ones first."""
     for stmt in body:
         if isinstance(stmt, Sweep):
             yield stmt
@@ -207,7 +207,7 @@ def sweeps(body: list[Stmt]) -> Iterator[Sweep]:
 def paths(
     body: list[Stmt], around: tuple[Sweep, ...] = ()
 ) -> Iterator[tuple[Nest, tuple[Sweep, ...]]]:
-    """All nests, in the order of the text, each with the sweeps around it, outermost first."""
+    """Yield all nests in order, each with the sweeps around it, outermost first."""
     for stmt in body:
         if isinstance(stmt, Nest):
             yield stmt, around
@@ -275,7 +275,7 @@ def _write_text(w: Write, nest: Nest) -> str:
 
 
 def _with_reads(expr: Expr, reads: Mapping[Expr, Buffer]) -> Expr:
-    """The expression with what is found in buffers written as that, the larger parts first."""
+    """Return the expression with parts replaced that a buffer has, the larger parts first."""
     for e in sorted(reads, key=lambda e: -sum(1 for _ in ex.walk(e))):
         b = reads[e]
         found = ex.load(b.name, [as_index(a) for a in b.axes], e.dtype)

@@ -91,7 +91,7 @@ def cost(expr: Expr) -> int:
 
 
 def node_cost(node: Expr) -> int:
-    """The operations of one node, without its operands."""
+    """Return the operations of one node, without its operands."""
     if isinstance(node, Apply):
         return COSTS.get(node.fn, 1 if node.fn in CHEAP else 10)
     return 1 if isinstance(node, Select) else 0
@@ -108,13 +108,13 @@ def counts(fn: str, body: Expr) -> bool:
 
 
 def address(load: Load, strides: Mapping[str, tuple[Index, ...]]) -> Index:
-    """The element offset of a load from memory."""
+    """Return the element offset of a load from memory."""
     return place_in(load.index, strides[load.source])
 
 
 @lru_cache(maxsize=8192)
 def place_in(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
-    """The element offset of an index into a tensor."""
+    """Return the element offset of an index into a tensor."""
     total = as_index(0)
     for i, stride in zip(index, strides, strict=True):
         total = total + i * stride
@@ -176,8 +176,8 @@ def _atom_step(atom: Atom, axis: Axis, lanes: int) -> int | None:
 
 @lru_cache(maxsize=8192)
 def held_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
-    """The clamps and remainders without which points along the axis lie side by side, if there are
-    any: but at a few points, they do so with them."""
+    """Return the clamps and remainders that, at a few points, keep points along the axis from being
+    contiguous."""
     held = [a for a in offset.atoms() if isinstance(a, Clamp | Mod) and axis in deep_atoms(a.num)]
     plain = substitute(offset, {a: a.num for a in held})
     steps = [stride_along(i, axis) for i in (plain, *(a.num for a in held))]
@@ -207,9 +207,9 @@ class Context:
 
 
 def choose_vector(items: list[Item], ctx: Context, others: Set[Axis] = frozenset()) -> Axis | None:
-    """The axis for the lanes of items that run over the same points: least cost of loads and
-    stores, whole vectors, kept before reduced, later axes first. None of `others`, if there is
-    one beside them."""
+    """Return the axis for the lanes of items that run over the same points. It has the least cost
+    of loads and stores, whole vectors, kept axes before reduced ones, and later axes first. An axis
+    of `others` is the last choice."""
     best: tuple[float, int] | None = None
     chosen = long_sum(items[0], ctx) if len(items) == 1 else None
     if chosen is not None and chosen not in ctx.fixed and chosen not in others:
@@ -257,7 +257,7 @@ def _load_cost(load: Load, a: Axis, item: Item, ctx: Context) -> float:
 
 
 def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
-    """A vector along an axis, from memory or from a buffer."""
+    """Return a vector along an axis, from memory or from a buffer."""
     if load.source in ctx.inner:
         kept = own_axes(ctx.inner[load.source])
         if a not in load.free:
@@ -439,7 +439,8 @@ def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
 
 
 def is_register_tile(item: Item, ctx: Context) -> bool:
-    """A reduction that keeps a block of results in registers while it walks its reduced axes."""
+    """Return whether a reduction keeps a block of results in registers while it walks its reduced
+    axes."""
     if item.kind != "reduce" or item.vector in item.over or item.d.expr.dtype.name == "bool":
         return False
     kept = [a for a in item.kept if a not in ctx.fixed]
@@ -479,10 +480,10 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
 
 
 def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axis:
-    """The contiguous axis of a staged value: the lanes of its user, if it has them.
+    """Return the contiguous axis of a staged value: the lanes of its user, if it has them.
 
-    If not, single elements are read, and it lies as what it is made of does, or along a reduced
-    axis."""
+    Else single elements are read, and its axis is that of its operands, or a reduced one.
+    """
     if user.vector in axes:
         assert user.vector is not None
         return user.vector
@@ -496,7 +497,7 @@ def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axi
 
 
 def contains_inner(e: Expr, ctx: Context) -> Iterator[str]:
-    """Names of buffered definitions that an expression loads."""
+    """Yield names of buffered definitions that an expression loads."""
     seen: set[str] = set()
     for load in ex.loads(e):
         if load.source in ctx.inner and load.source not in seen:

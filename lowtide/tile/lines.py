@@ -24,8 +24,8 @@ Strides = Mapping[str, tuple[Index, ...]]
 
 
 def along_lines(defs: Mapping[str, Def], strides: Strides, hints: Mapping[str, int]) -> set[Axis]:
-    """The axes along which the largest of what is read lies side by side, where there are many
-    points. What is small stays in a cache, however it is read."""
+    """Return the axes along which the largest loads are contiguous, if there are many points. Small
+    values stay in a cache in any case."""
     if largest_nest(defs, hints) < MANY:
         return set()
     loads = [load for d in defs.values() for load in ex.loads(d.expr) if load.source not in defs]

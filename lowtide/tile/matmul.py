@@ -54,7 +54,7 @@ class Matmul:
         return (self.left, self.right, *([] if self.bias is None else [self.bias]))
 
     def renamed(self, name_of: Callable[[str], str]) -> Matmul:
-        """The same product of other tensors."""
+        """Return the same product of other tensors."""
         left, right, result, *bias = (
             replace(x, source=name_of(x.source))
             for x in (self.left, self.right, self.result, *self.operands[2:])
@@ -65,9 +65,9 @@ class Matmul:
 def as_matmul(
     defs: Mapping[str, Def], strides: Mapping[str, tuple[Index, ...]], *, halves: bool = False
 ) -> Matmul | None:
-    """The product that a group is, or None; `halves`: products of bf16 and f16 are asked for, too.
+    """Return the product that a group is, or None. `halves`: products of bf16 and f16 count, too.
 
-    The sum of such a product is no value of its own: the caller sees to it that it is not stored.
+    The sum of such a product is no value: the caller must not store it.
     """
     found = _sum_of(defs, halves)
     if found is None:
@@ -134,7 +134,7 @@ def _sum_of(
 
 
 def _without_bias(e: Reduce) -> tuple[Expr, Expr | None]:
-    """The terms of a sum, and what `in_first_term` has added to the first one."""
+    """Return the terms of a sum, and what `in_first_term` has added to the first one."""
     body = e.body
     if not isinstance(body, Apply) or body.fn != "add":
         return body, None

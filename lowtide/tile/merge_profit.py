@@ -117,7 +117,7 @@ def keeps_freedom(
 
 
 def _passed_on(before: Sequence[Mapping[str, Def]]) -> list[Def]:
-    """The values that one group makes and the other reads."""
+    """Return the values that one group makes and the other reads."""
     first, second = before
     return [
         made[s]
@@ -129,7 +129,7 @@ def _passed_on(before: Sequence[Mapping[str, Def]]) -> list[Def]:
 
 
 def _shared_points(before: Sequence[Mapping[str, Def]], hints: Mapping[str, int]) -> int:
-    """The most elements of one value that both read, or one makes and the other reads."""
+    """Return the most elements of one value that both read, or one makes and the other reads."""
     most = 1
     loads = [
         {(x.source, frozenset(x.free)) for d in g.values() for x in ex.loads(d.expr)}
@@ -143,7 +143,7 @@ def _shared_points(before: Sequence[Mapping[str, Def]], hints: Mapping[str, int]
 
 
 def large_axes(axes: Iterable[Axis], hints: Mapping[str, int]) -> list[Axis]:
-    """The axes longer than FEW points."""
+    """Return the axes longer than FEW points."""
     return [a for a in axes if likely(a.extent, hints) > FEW]
 
 
@@ -221,7 +221,8 @@ def _is_done_again(
 
 
 def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
-    """The readers of a value, and the readers of its pointwise readers, which compute it anew."""
+    """Yield the readers of a value, and the readers of its pointwise readers, which compute it
+    anew."""
     for u in defs.values():
         if d.name in sources(u):
             yield u

@@ -105,8 +105,8 @@ def factor(old: Expr, new: Expr) -> Expr:
 
 
 def nan_where_low(total: Expr, m: Expr, terms: Index) -> Expr:
-    """The sum at the end: NaN where the maximum of all values is -inf, as without following it, if
-    there are any."""
+    """Return the sum at the end. It is NaN if the maximum of all values is -inf, as without
+    rescaling."""
     found = ex.const(math.nan, total.dtype)
     if terms.const is None:
         some = ex.apply("gt", (ex.at(terms, dtypes.i64), ex.const(0, dtypes.i64)), dtypes.boolean)

@@ -396,7 +396,8 @@ class _Planner:
             self._add(rescale, body, scope)
 
     def _nan_where_all_is_low(self, item: Item, body: list[Stmt], scope: _Scope) -> None:
-        """A sum that has followed a maximum: NaN where that is -inf, as exp(-inf - -inf) is."""
+        """Return a rescaled sum at its end: NaN where the maximum is -inf, as exp(-inf - -inf)
+        is."""
         m = self.a.rescaled.get(item.name)
         if m is None or online.is_guarded(item.body, m):
             return
@@ -452,7 +453,8 @@ class _Planner:
         return bool(writes & (reads_then | writes_then) or reads & writes_then)
 
     def _used(self, stmt: Fill | Nest) -> tuple[set[str], set[str]]:
-        """The names of the buffers and tensors that a statement reads, and those it writes."""
+        """Return the names of the buffers and tensors that a statement reads, and those it
+        writes."""
         if isinstance(stmt, Fill):
             return set(), {stmt.buffer.name}
         buffers = [w.buffer for w in stmt.writes if not isinstance(w, Store)]

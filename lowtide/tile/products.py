@@ -32,10 +32,11 @@ class BlockProduct:
 def as_product(
     fn: str, body: Expr, kept: tuple[Axis, ...], over: tuple[Axis, ...]
 ) -> BlockProduct | None:
-    """A sum of products over one axis that leaves two, each on one side; None for any other.
+    """Return a sum of products over one axis, whose two other axes are on one side each; None for
+    others.
 
-    `kept`, `over`: of the reduction's axes, those that are blocks. The first of `kept` is that of
-    the rows."""
+    `kept`, `over`: the reduction's axes that are blocks. The first of `kept` is that of the rows.
+    """
     if fn != "sum" or len(over) != 1 or len(kept) != 2:
         return None
     if not (isinstance(body, Apply) and body.fn == "mul" and body.dtype.is_float):
@@ -49,9 +50,11 @@ def as_product(
 
 
 def half_of(product: BlockProduct) -> DType | None:
-    """The half type that both sides are numbers of, if each is one value, only widened for the sum.
+    """Return the 16-bit dtype of both operands, if each is one value that is only widened for the
+    sum.
 
-    The units for products multiply such numbers exactly, and add up in float32."""
+    Tensor cores multiply such numbers exactly, and add in float32.
+    """
     found = {_half(side) for side in (product.left, product.right)}
     return found.pop() if len(found) == 1 else None
 

@@ -182,7 +182,7 @@ def _choose(
 
 
 def _shared_rows(sums: list[Accumulate], v: Axis, kept: list[Axis]) -> set[Axis]:
-    """The one axis that what is read along the lanes lacks: its rows share these vectors."""
+    """Return the axis that all vector loads lack, if it is one: its rows share these vectors."""
     found: set[Axis] = set()
     for w in sums:
         factors = w.expr.args if isinstance(w.expr, Apply) and w.expr.fn == "mul" else ()

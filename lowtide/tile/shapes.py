@@ -58,7 +58,7 @@ def shape_of(items: Iterable[Item], tiles: Tiles, ctx: Context) -> Shape:
 
 
 def product_in(item: Item, tiles: Tiles) -> BlockProduct | None:
-    """The product of blocks that an item is in these tiles, if it is one."""
+    """Return the product of blocks that an item is with these tiles, else None."""
     if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
         return None
     kept, over = tiles.dims(item.kept), tiles.dims(item.over)
@@ -158,7 +158,7 @@ def _read_bytes(load: Expr, tiles: Tiles, ctx: Context) -> int:
 
 
 def _moved_bytes(items: Iterable[Item], ctx: Context) -> int:
-    """Each tensor once."""
+    """Return each tensor once."""
     found: dict[object, int] = {}
     for item in items:
         for x in ex.loads(item.body):

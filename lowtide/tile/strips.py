@@ -116,7 +116,7 @@ class _Cutter:
         return found
 
     def _below(self) -> set[str]:
-        """Values of pairs, and what depends on them."""
+        """Return values of pairs, and what depends on them."""
         found = set(self.pairs)
         for n, d in self.program.defs.items():
             if any(load.source in found for load in ex.loads(d.expr)):
@@ -124,7 +124,7 @@ class _Cutter:
         return found
 
     def _inside(self) -> set[str]:
-        """Values of pairs, what reads them, and what of the rest these need."""
+        """Return the values of pairs, their readers, and the other values that these need."""
         defs = self.program.defs
         reads = {
             n for n, d in defs.items() if any(x.source in self.pairs for x in ex.loads(d.expr))
@@ -321,7 +321,7 @@ class _Cutter:
 
 
 def _added(d: Def, before: str) -> Def:
-    """The definition together with what the strips before have found."""
+    """Return the definition, combined with the result of the strips before."""
     assert isinstance(d.expr, Reduce)
     found = ex.load(before, [as_index(a) for a in d.axes], d.dtype)
     expr = ex.apply(COMBINE[d.expr.fn], (found, d.expr), d.dtype)

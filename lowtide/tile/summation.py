@@ -1,16 +1,5 @@
-"""The order in which a kernel adds up a float sum: equal orders give equal bits.
-
-In:  a scheduled kernel and a definition of its group.
-Out: an `Order`. Two are equal if each result combines the same terms, in the same order, by the
-     same operations, whatever else the kernels do.
-
-    for k by 144                                   (k by 144), k, fma
-      nest (j vector x3, i unroll 8, k)       ->   whichever of i and j lies along the lanes: a lane
-        t = sum[k](a[i, k] * b[k, j])              has one result
-
-    nest (i unroll 4, k vector x1)            ->   k in 8 lanes: each of them has an eighth of a sum
-      t = sum[k](a[i, k] * b[i, k])
-"""
+"""Return the order in which a kernel adds up a definition; None if it has no such float sum. Raises
+VerifyError if two nests differ."""
 
 from __future__ import annotations
 
@@ -43,8 +32,8 @@ class Order:
 
 
 def recomputed(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
-    """Values that several groups compute, by all their names, or that other programs compute, or
-    sums that stood in one of those."""
+    """Return the values that several groups or other programs compute, by all their names, and the
+    sums inside of those."""
     names = [n for g in groups for n in g.defs]
     copied = {n.removesuffix(RECOMPUTED) for n in names if n.endswith(RECOMPUTED)}
     return frozenset(
@@ -73,9 +62,12 @@ def two_orders(
 
 
 def order_in_blocks(kernel: Kernel, d: Def) -> Hashable:
-    """The same for a kernel of blocks. Terms that come one after another have an order. So has a
-    product of blocks, whose terms the units for products add up along what is summed over. Of terms
-    that lie in one block Triton's layout decides: such a sum is equal to no other kernel's."""
+    """Return a key of the order in which a kernel of blocks adds up a sum.
+
+    Terms that come one after another have an order. So has a product of blocks, whose terms tensor
+    cores add along the summed axis. Triton's layout decides about terms in one block: such a sum
+    equals no other kernel's.
+    """
     assert isinstance(d.expr, Reduce)
     points = {a: _points(a, tile) for a, tile in kernel.tiles()}
     kept, over = (
@@ -103,8 +95,8 @@ def _points(a: Axis, tile: int | None) -> int:
 
 
 def order_of(kernel: Kernel, d: Def) -> Order | None:
-    """The order in which a kernel adds up a definition, None if it is no float sum, or the kernel
-    has none of it. Raises VerifyError where two nests of the kernel differ in it."""
+    """Return the order in which a kernel adds up a definition; None if it has no such float sum.
+    Raises VerifyError if two nests differ."""
     if not d.is_rounded or d.name not in kernel.values:
         return None
     found = list(dict.fromkeys(_orders(kernel, d)))
@@ -141,8 +133,8 @@ def _orders(kernel: Kernel, d: Def) -> Iterator[Order]:
 def _loops(
     nest: Nest, w: Accumulate, number: Mapping[Axis, int], kernel: Kernel
 ) -> tuple[tuple[object, ...], ...]:
-    """The loops of a nest from the first over terms on; those over results say only that they are
-    there, for an inner one means that sums are kept in memory."""
+    """Return the loops of a nest from the first over terms on. Of loops over results, only their
+    presence counts: an inner one means that sums are in memory."""
     found: list[tuple[object, ...]] = []
     for a in nest.order:
         if a not in w.over:

@@ -78,7 +78,7 @@ def _in_order(body: list[Stmt], around: Path = ()) -> Iterator[tuple[Nest | Fill
 
 
 def _read(expr: Expr, nest: Nest, kernel: Kernel) -> Iterator[tuple[Buffer, str]]:
-    """The buffers that an expression reads; the name too where it is a definition's value."""
+    """Yield the buffers that an expression reads; with the name, if it is a definition's value."""
     for node in reached(expr, nest.reads):
         if node in nest.reads:
             yield nest.reads[node], ""

@@ -49,7 +49,7 @@ keeps_graph: Final[Callable[[], bool]] = getattr(
 
 @contextlib.contextmanager
 def without_saved_hooks() -> Generator[None]:
-    """A context in which no hook of the user's is given the tensors that autograd saves."""
+    """Return a context in which no hook of the user's gets the tensors that autograd saves."""
     below = list[tuple[Any, Any]]()
     while (top := top_saved_hooks(True)) is not None:
         below.append(top)

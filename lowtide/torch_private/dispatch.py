@@ -35,7 +35,7 @@ _has_kernel: Final[Callable[[str, str], bool]] = _C._dispatch_has_kernel_for_dis
 
 
 def key_named(name: str) -> Any:
-    """A dispatch key."""
+    """Return a dispatch key."""
     return getattr(_C.DispatchKey, name)
 
 

@@ -50,19 +50,19 @@ _FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILIN
 
 
 def skip(code: CodeType) -> None:
-    """The capture runs it as Python where it is called from Python; what it calls may be captured.
-    It still looks into it from a function that it captures."""
+    """Make the capture run the function as Python if Python calls it. Its callees may be captured.
+    A captured function that calls it still inlines it."""
     _eval.set_code_exec_strategy(code, _SKIP)
 
 
 def skip_with_callees(code: CodeType) -> None:
-    """The same of it and of whatever it calls."""
+    """Make the capture run the function, and all that it calls, as Python."""
     _eval.set_code_exec_strategy(code, _SKIP_BELOW)
 
 
 def left_out(function: FunctionType) -> FunctionType:
-    """The function, which the capture calls as it is: it looks neither into it nor into what it
-    calls."""
+    """Return the function marked so that the capture calls it as it is, without inlining it or its
+    callees."""
     skip_with_callees(function.__code__)
     cast("Any", function)._torchdynamo_disable = True
     return function
@@ -78,8 +78,8 @@ def register(backend: Callable[..., Any]) -> None:
 
 
 def wrapped(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which calls what `torch.compile` gave, is to PyTorch what that is: it finds the
-    function of the user's in it, where it traces it or compiles it again."""
+    """Mark `call`, which calls a result of `torch.compile`, so that PyTorch finds the user's
+    function in it."""
     functools.update_wrapper(call, compiled)
     call._torchdynamo_wrapper_id = id(call)  # pyright: ignore[reportFunctionMemberAccess]
     return call
@@ -173,13 +173,13 @@ def break_of(module: Any) -> str:
 
 
 def example_of(node: Any) -> Any:
-    """The fake value that the capture computed for a node; None where it has none."""
+    """Return the fake value that the capture computed for a node; None where it has none."""
     meta: dict[str, Any] = node.meta
     return meta.get("example_value", meta.get("val"))
 
 
 def symbol_of(example: object) -> str | None:
-    """The name of a size that is one symbol of the capture."""
+    """Return the name of a size that is one symbol of the capture."""
     inner: Any = getattr(example, "node", None)
     expression: Any = getattr(inner, "expr", None)
     if not isinstance(example, torch.SymInt):

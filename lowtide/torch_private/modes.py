@@ -23,7 +23,8 @@ def _never(*_: object) -> Any:
 
 
 def _flag(name: str) -> Callable[..., Any]:
-    """One that this PyTorch lacks counts as off."""
+    """Return a private function that tells if a mode is on. If this PyTorch lacks it, return one
+    that returns False."""
     return getattr(_C, name, _never)
 
 

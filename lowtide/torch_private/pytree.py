@@ -17,8 +17,8 @@ tree_unflatten = _pytree.tree_unflatten
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Every tensor in nested tuples, lists and dicts, from left to right; of classes that are
-    registered, none."""
+    """Return every tensor in nested tuples, lists and dicts, from left to right. Registered classes
+    are not searched."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, tuple | list):

@@ -57,5 +57,5 @@ def storage_of(x: torch.Tensor) -> int:
 
 
 def storage_nowhere(nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """A storage at address 0."""
+    """Return a storage at address 0."""
     return _storage_at(0, device, nbytes)

@@ -42,11 +42,11 @@ def module_of(c: Any) -> torch.nn.Module:
 
 
 def schemas(name: str) -> list[Any]:
-    """All schemas of an operator, such as `"aten::mm"`; none of one that is unknown."""
+    """Return all schemas of an operator, such as `"aten::mm"`; none of one that is unknown."""
     return _C._jit_get_schemas_for_operator(name)
 
 
 def operator_name(function: Any) -> str | None:
-    """`torch.mm` → `"aten::mm"`; None for what is no operator. Raises AttributeError."""
+    """Return `torch.mm` → `"aten::mm"`; None for what is no operator. Raises AttributeError."""
     found: Any = _builtins._find_builtin(function)
     return None if found is None else str(found)

@@ -46,7 +46,7 @@ def autocast_on() -> bool:
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The lower dtype of autocast on such devices; None where it is off."""
+    """Return the lower dtype of autocast on such devices; None where it is off."""
     on = autocast_on() and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
 

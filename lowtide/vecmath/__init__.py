@@ -45,7 +45,8 @@ _VECTOR_PARAM = re.compile(r"([fiu]\d+v)( ?\*)?")
 def functions(
     names: Iterable[str], lanes: int, vector_bytes: int, kernels: Sequence[str] = ()
 ) -> str:
-    """The C text of `names` and all they call, for kernels of `lanes` lanes, whose texts are given.
+    """Return the C text of `names` and all they call, for kernels of `lanes` lanes, whose texts are
+    given.
 
     Raises KeyError on an unknown name.
     """
@@ -83,7 +84,7 @@ def _inlined_size(name: str, layout: Layout) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _named(text: str) -> tuple[str, ...]:
-    """The functions of the library that a text names, as often as it does."""
+    """Return the functions of the library that a text names, as often as it does."""
     return tuple(w for w in _WORD.findall(text) if w in NAMES)
 
 
@@ -115,18 +116,19 @@ def _emit(
 
 
 def _widest(text: str) -> int:
-    """Bytes of the widest element among the vectors that `text` names."""
+    """Return bytes of the widest element among the vectors that `text` names."""
     return max((ITEMSIZE[m[1]] for m in _VECTOR.finditer(text)), default=1)
 
 
 def _renamed(text: str, lanes: int) -> str:
-    """`text` with vector types and library functions named for `lanes` lanes."""
+    """Return `text` with vector types and library functions named for `lanes` lanes."""
     text = _VECTOR.sub(lambda m: f"{m[1]}x{lanes}{m[2] or ''}", text)
     return _WORD.sub(lambda m: f"{m[0]}_x{lanes}" if m[0] in NAMES else m[0], text)
 
 
 def _in_parts(proto: Prototype, lanes: int, part: int) -> str:
-    """A function of `lanes` lanes: calls its `part`-lane version on each part of its arguments."""
+    """Return a function of `lanes` lanes: calls its `part`-lane version on each part of its
+    arguments."""
     head = ", ".join(f"{kind} {name}" for kind, name in proto.params)
     count = lanes // part
     lines: list[str] = []

@@ -39,7 +39,8 @@ def _splat(dtype: str) -> Snippet:
 
 
 def _shared_divisor(dtype: str) -> list[Snippet]:
-    """The quotient by a divisor that all lanes share: a product where that has the same bits."""
+    """Return the quotient by a divisor that all lanes share: a product where that has the same
+    bits."""
     vector, scalar = f"{dtype}v", SCALARS[dtype]
     bits, (mantissa, low, high) = dtype.replace("f", "u"), _NORMAL[dtype]
     return [
@@ -85,7 +86,7 @@ def halves(value: str, lanes: int, fold: str, result: str) -> str:
 
 
 def _chosen(condition: str) -> str:
-    """A vector expression {x} where `condition` else {y}, for any vector type."""
+    """Return a vector expression {x} where `condition` else {y}, for any vector type."""
     mask = f"({condition})"
     integer = f"__typeof__{mask}"
     return f"(__typeof__({{x}}))(({mask} & ({integer}){{x}}) | (~{mask} & ({integer}){{y}}))"
@@ -126,7 +127,7 @@ def _fold(name: str, dtype: str, vectors: str, scalars: str) -> Snippet:
 
 
 def _test_mask(name: str, operator: str, vector: str) -> Snippet:
-    """`any` and `all` of a mask; one ptest or a fold by | or &."""
+    """Return `any` and `all` of a mask; one ptest or a fold by | or &."""
     clang = {"|": "__builtin_reduce_or", "&": "__builtin_reduce_and"}[operator]
     last = "({x} " + operator + " {y}) != 0"
     itemsize = int(vector[1:-1]) // 8

@@ -42,7 +42,7 @@ def _feature(raw: str, vector_bytes: int) -> str:
 
 
 def _masked(raw: str, layout: Layout, call: str) -> tuple[str, str] | None:
-    """(condition, builtin name) of a masked load or store; None where none has this size."""
+    """Return (condition, builtin name) of a masked load or store; None where none has this size."""
     size = layout.lanes * ITEMSIZE[raw]
     if size not in (16, 32, 64) or layout.lanes > 16:
         return None

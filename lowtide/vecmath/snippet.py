@@ -81,7 +81,7 @@ _TOKEN = re.compile(r"\b(F|I|U|SI|S|BITS|MANT|BIAS|SIGN|MAGNITUDE)\b")
 
 
 def expand(template: str, dtype: str) -> str:
-    """The template's C text for `dtype`, "f32" or "f64"."""
+    """Return the template's C text for `dtype`, "f32" or "f64"."""
     text = re.sub(r"POLY\((\w+), (\w+)\)", lambda m: _horner(f"{m[1]}_{dtype}", m[2]), template)
     text = re.sub(r"\bKI\(([^()]*(?:\([^()]*\)[^()]*)*)\)", r"((SI)(\1) - (I){0})", text)
     text = re.sub(
@@ -100,7 +100,7 @@ def for_floats(*templates: str, max_ulp: Bounds | None = None) -> list[Snippet]:
 
 
 def one_float(template: str, dtype: str, max_ulp: Bounds | None = None) -> Snippet:
-    """The snippet of `template` for one `dtype`."""
+    """Return the snippet of `template` for one `dtype`."""
     text = expand(template, dtype)
     name = prototype(text).name
     bounds = (max_ulp or {}).get(name.rsplit("_", 1)[0])
@@ -108,7 +108,7 @@ def one_float(template: str, dtype: str, max_ulp: Bounds | None = None) -> Snipp
 
 
 def fixed(text: str, *, splits: bool = True, note: str = "") -> Snippet:
-    """A snippet whose text does not depend on the layout."""
+    """Return a snippet whose text does not depend on the layout."""
     clean = text.strip()
     return Snippet(name=prototype(clean).name, text=lambda _: clean, splits=splits, note=note)
 

@@ -46,7 +46,8 @@ def split_lanes(layout: Layout) -> list[int]:
 
 
 def types(lanes: int, vector_bytes: int) -> str:
-    """The C typedefs for kernels of `lanes` lanes on hardware vectors of `vector_bytes` bytes."""
+    """Return the C typedefs for kernels of `lanes` lanes on hardware vectors of `vector_bytes`
+    bytes."""
     layout = Layout(lanes=lanes, vector_bytes=vector_bytes)
     rows = [_vectors("v", lanes)]
     rows += [_vectors(f"x{n}", n) for n in split_lanes(layout)]

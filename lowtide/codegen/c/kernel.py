@@ -81,7 +81,7 @@ def kernel_signature(
 
 
 def _aligned(kernel: Kernel) -> frozenset[Axis]:
-    """The axes of which every tile has whole vectors."""
+    """Return the axes of which every tile has whole vectors."""
     apart = {a for a, tile in kernel.tiles() if tile is not None and tile % kernel.lanes}
     return frozenset(a for nest in kernel.nests() for a in nest.axes if a not in apart)
 

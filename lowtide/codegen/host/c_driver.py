@@ -187,7 +187,7 @@ class CDriver:
             self._pieces[root].end = last
 
     def _free(self, names: Sequence[str], k: int) -> None:
-        """A tensor's memory ends with the last of the names for it."""
+        """End a tensor's memory with the last of its names."""
         for name in names:
             root = self._root(name)
             others = [n for n in self._parent if n not in names and self._root(n) == root]

@@ -64,30 +64,30 @@ class Dialect(ABC):
 
     @abstractmethod
     def take(self, name: str, statement: Take) -> str:
-        """The line that allocates an uninitialised tensor."""
+        """Return the line that allocates an uninitialised tensor."""
 
     @abstractmethod
     def over(self, statement: Over, of: str, is_input: bool) -> str:
-        """The line that makes a tensor in the memory of another one."""
+        """Return the line that makes a tensor in the memory of another one."""
 
     @abstractmethod
     def work(self, found: Sequence[Index], in_loop: bool) -> str:
-        """The line that allocates work memory for all threads. `in_loop`: launches of a loop use
-        it, and later steps may read what an earlier step left there."""
+        """Return the line that allocates work memory for all threads. `in_loop`: launches of a loop
+        use it, and later steps may read what an earlier step left there."""
 
     @abstractmethod
     def launch(self, launch: Launch, name: str, work: str) -> str:
-        """The lines that launch a kernel."""
+        """Return the lines that launch a kernel."""
 
     @abstractmethod
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
-        """The text of a `runtime.steps.Launch`. `slots`: tensors, sizes and numbers, in order.
-        `sizes`: a dict of the sizes in the first step."""
+        """Return the text of a `runtime.steps.Launch`. `slots`: tensors, sizes and numbers, in
+        order. `sizes`: a dict of the sizes in the first step."""
 
     @abstractmethod
     def run(self, steps: str, tensors: str) -> str:
-        """The text that runs a loop and returns the number of steps that ran. `tensors`: the list
-        of tensors that the slots refer to."""
+        """Return the text that runs a loop and returns the number of steps that ran. `tensors`: the
+        list of tensors that the slots refer to."""
 
     @abstractmethod
     def scope(self, program: HostProgram) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def own(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The text that copies a part of a tensor to memory of its own."""
+        """Return the text that copies a part of a tensor to memory of its own."""
 
 
 def scope_of(program: HostProgram, dialect: Dialect) -> dict[str, Any]:

@@ -22,6 +22,6 @@ TEMPLATE: Final = Path(__file__).parent / "language.md"
 
 
 def page() -> str:
-    """The text of docs/language.md; raises KeyError for a table that is not there."""
+    """Return the text of docs/language.md; raises KeyError for a table that is not there."""
     text = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: TABLES[found[1]](), text)

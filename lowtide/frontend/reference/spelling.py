@@ -65,7 +65,7 @@ SAME_AS: Final[dict[str, Any]] = {"torch": torch, "Tensor": torch.Tensor}
 
 
 def spelt(obj: object) -> str:
-    """The name by which users reach a Python object."""
+    """Return the name by which users reach a Python object."""
     if obj in (None, typing.Any):
         return "None" if obj is None else "Any"
     if obj is type(None):

@@ -109,7 +109,7 @@ def expressions() -> str:
 
 
 def operators() -> str:
-    """The operators, by kind."""
+    """Return the operators, by kind."""
     kinds = (("binary, and with `=`", BINARY), ("unary", UNARY), ("comparison", COMPARE))
     rows = [(name, _code(SYMBOLS[kind] for kind in table)) for name, table in kinds]
     rows[1] = ("unary", f"{rows[1][1]}, `not`")
@@ -165,7 +165,7 @@ _METHODS: dict[str, tuple[t.Type, type]] = {
 
 
 def methods() -> str:
-    """The methods of Python's own types."""
+    """Return the methods of Python's own types."""
     rows: list[tuple[str, str]] = []
     for name, (type_, cls) in _METHODS.items():
         names = [m for m in dir(cls) if not m.startswith("_")]
@@ -180,7 +180,7 @@ def missing_string_methods() -> str:
 
 
 def math_functions() -> str:
-    """The functions of math and cmath."""
+    """Return the functions of math and cmath."""
     rows: list[tuple[str, str]] = []
     for module in (math, cmath):
         name = module.__name__
@@ -197,7 +197,7 @@ def context_managers() -> str:
 
 
 def marks() -> str:
-    """The marks on methods and classes."""
+    """Return the marks on methods and classes."""
     names = [n for n in decorators.__all__ if n not in ("MODIFIER", "Final")]
     rows = [(f"`lt.{n}`", _first_sentence(getattr(decorators, n))) for n in names]
     rows.append(("`lt.Final`", "Python's own `Final`: such an attribute is a constant"))
@@ -210,7 +210,7 @@ def module_methods_of_torch() -> str:
 
 
 def guards() -> str:
-    """The facts about modules that a program relies on."""
+    """Return the facts about modules that a program relies on."""
     return "\n".join(f"- {GUARDS[kind]}" for kind in typing.get_args(Kind))
 
 
@@ -218,7 +218,7 @@ def guards() -> str:
 
 
 def records() -> str:
-    """The functions of PyTorch that become kernels, by family."""
+    """Return the functions of PyTorch that become kernels, by family."""
     families: dict[str, list[OpRecord]] = {}
     for record in _compiled():
         if record.lower is not None:

@@ -45,11 +45,12 @@ def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> 
 
 
 def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_any: bool) -> Node:
-    """`any(test for …)`, `all(test for …)`: what follows the deciding element is not computed.
+    """Compile `any(test for …)` and `all(test for …)`, which end at the deciding element.
 
     any(f(x) for x in xs)  →  for x in xs:
                                   if f(x): return True
-                              return False"""
+                              return False
+    """
     if named_inside(generator):
         raise c.error(generator, "`:=` in a generator is not compiled", "a `for` loop")
     decides = generator.elt if is_any else ast.UnaryOp(ast.Not(), generator.elt)
@@ -59,11 +60,12 @@ def decided_early(c: Context, node: ast.Call, generator: ast.GeneratorExp, is_an
 
 
 def first_of(c: Context, node: ast.Call) -> Node:
-    """`next(iterator, default)` of an iterator that is made in the call.
+    """Return `next(iterator, default)` of an iterator that is made in the call.
 
     next(x for x in xs if x > 0)  →  for x in xs:
                                          if x > 0: return x
-                                     raise StopIteration"""
+                                     raise StopIteration
+    """
     match node.args:
         case [ast.GeneratorExp(element, generators), *default] if not named_inside(node.args[0]):
             pass

@@ -21,7 +21,7 @@ from lowtide.ir.types import Type
 
 
 def declared_in_init(cls: type, name: str) -> Type | None:
-    """The type that a class, or one that it derives from, declares in its `__init__`."""
+    """Return the type that a class, or one that it derives from, declares in its `__init__`."""
     for base in cls.__mro__:
         init = base.__dict__.get("__init__")
         if isinstance(init, FunctionType) and name in _annotations(init):

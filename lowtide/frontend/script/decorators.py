@@ -23,7 +23,7 @@ IGNORED: typing.Final = (FunctionModifiers.IGNORE,)
 
 
 def modifier(fn: object) -> object:
-    """The mark of a function, None without one."""
+    """Return the mark of a function, None without one."""
     return getattr(fn, MODIFIER, None)
 
 

@@ -120,7 +120,7 @@ def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
 
 
 def _global_tensor(c: Context, node: ast.Name, found: torch.Tensor) -> Node:
-    """A tensor from outside: read at each call, so that a new one of that name is seen."""
+    """Return a tensor from outside: read at each call, so that a new one of that name is seen."""
     scope: dict[str, Any] = cast("Any", c.frame).fn.__globals__
     if scope.get(node.id) is found:
         return capture(c, scope, node.id, t.TENSOR)
@@ -207,7 +207,7 @@ def compile_attribute(c: Context, node: ast.Attribute) -> Node:
 
 
 def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable: str = "") -> Node:
-    """`base.name` of an SSA value."""
+    """Return `base.name` of an SSA value."""
     base = shown(c, c.not_none(base))
     if base in c.containers and (own := own_attribute(c, node, base, name)) is not None:
         return own
@@ -251,7 +251,7 @@ def _is_of_tensors(type_: Type, name: str) -> bool:
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
-    """A field or a method of a named tuple."""
+    """Return a field or a method of a named tuple."""
     type_ = _plain(base.type)
     assert isinstance(type_, TupleType)
     cls: Any = python_objects.find(type_.cls) if type_.cls else None
@@ -316,7 +316,7 @@ def _spread_dict(c: Context, node: ast.Dict) -> Value:
 
 
 def make_dict(c: Context, keys: Sequence[Value], values: Sequence[Value]) -> Value:
-    """A dict of compiled keys and values."""
+    """Return a dict of compiled keys and values."""
     type_ = DictType(t.join_all(k.type for k in keys), t.join_all(v.type for v in values))
     parts = [v for pair in zip(keys, values, strict=True) for v in pair]
     return c.builder.emit("dict.make", parts, [type_]).result
@@ -347,7 +347,7 @@ def compile_named(c: Context, node: ast.NamedExpr) -> Node:
 
 
 def local_function(c: Context, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
-    """A function that stands in the one being compiled; its defaults are computed here."""
+    """Return a function that stands in the one being compiled; its defaults are computed here."""
     a = node.args
     positional = [*a.posonlyargs, *a.args]
     rows = [*zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True)]
@@ -362,14 +362,14 @@ def compile_lambda(c: Context, node: ast.Lambda) -> Node:
 
 
 def plain(c: Context, found: Node, node: ast.AST) -> Value:
-    """The value of what may still be a range or the like."""
+    """Return the value of what may still be a range or the like."""
     if isinstance(found, Range):
         return c.list_of(found, node)
     return c.as_value(found, node)
 
 
 def known_elements(c: Context, value: Value) -> list[Value] | None:
-    """The elements of a tuple, or of a list whose making is in sight."""
+    """Return the elements of a tuple, or of a list whose making is in sight."""
     if isinstance(value.type, TupleType):
         return [c.builder.tuple_get(value, k) for k in range(len(value.type.elems))]
     return c.builder.list_elements(value)

@@ -402,9 +402,8 @@ def run_inside(
     compile_body: Callable[[], None],
     compile_end: Callable[[], Block] | None = None,
 ) -> None:
-    """An op with one block that is always run: what it assigns goes on after it.
-
-    `compile_end`: gives a second block, compiled after the first."""
+    """Add an op with one block that always runs, so that its assignments last. `compile_end`:
+    compiles a second block after the first."""
     outer = dict(c.frame.vars)
     branch = open_branch(c, compile_body)
     branch.block.args = list(args)

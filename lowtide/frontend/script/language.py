@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def is_scripting() -> bool:
-    """True in compiled code, False in Python."""
+    """Return True in compiled code, False in Python."""
     return False
 
 

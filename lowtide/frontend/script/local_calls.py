@@ -19,7 +19,7 @@ from lowtide.frontend.script.nodes import Call, LocalFunction, Node
 
 
 def _local_call(c: Context, callee: LocalFunction, call: Call) -> Node:
-    """A function that stands in the one being compiled: it sees that one's variables."""
+    """Return a function that stands in the one being compiled: it sees that one's variables."""
     check_count(c, call)
     outer = cast("Frame", callee.frame)
     if any(frame.source.node is callee.node for frame in c.frames):

@@ -152,8 +152,8 @@ def compile_while(c: Context, node: ast.While, rest: Sequence[Step]) -> bool:
 def _or_else(
     c: Context, node: ast.For | ast.While, broke: Value | None, rest: Sequence[Step]
 ) -> bool:
-    """A loop's `else`: where no `break` was met. Its own `break` and `continue` are those of the
-    loop around, whose flags must be there again."""
+    """Compile a loop's `else`, which runs if no `break` did. Its own `break` and `continue` belong
+    to the enclosing loop, whose flags are restored."""
     if not node.orelse:
         return False
     assert broke is not None

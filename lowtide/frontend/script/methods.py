@@ -39,7 +39,7 @@ from lowtide.ir.types import (
 
 
 def call_method(c: Context, method: Method, call: Call) -> Node:
-    """`receiver.name(args)`."""
+    """Return `receiver.name(args)`."""
     receiver, name = method.receiver, method.name
     plain = receiver.type.elem if isinstance(receiver.type, OptionalType) else receiver.type
     if isinstance(plain, ClassType):

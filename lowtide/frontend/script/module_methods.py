@@ -88,10 +88,11 @@ def compile_method(
     varying: frozenset[tuple[int, str]] = frozenset(),
     changing: frozenset[str] = frozenset(),
 ) -> MethodProgram:
-    """The program of a method; `frozen`: plain attributes are constants, save the `preserved`;
-    `as_declared`, `changing`: see `Knowledge`; `varying`: see `Assumptions`.
+    """Return the program of a method; `frozen`: plain attributes are constants, save the
+    `preserved`; `as_declared`, `changing`: see `Knowledge`; `varying`: see `Assumptions`.
 
-    Raises CompileError, with the place in the user's file."""
+    Raises CompileError, with the place in the user's file.
+    """
     literal_types = _LITERALS if frozen else ()
     first: CompileError | None = None
     for leaves_parts in (False, True):

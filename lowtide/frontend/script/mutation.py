@@ -64,8 +64,8 @@ def is_inplace(method: str) -> bool:
 def writing_op(
     builder: Builder, source: str, args: Sequence[Value], named: Mapping[str, Value]
 ) -> str:
-    """The op for a call of PyTorch that may write into a tensor that it is given; "" if it writes
-    into none.
+    """Return the op for a call of PyTorch that may write into a tensor that it is given; "" if it
+    writes into none.
 
         x.add_(1), x += 1, F.relu(x, True)              "mutate": its first operand
         torch.add(x, y, out=z), F.embedding(i, w, …)    "call_torch", see `aliases.writes_another`
@@ -137,7 +137,7 @@ def is_read_first(name: str, bodies: Sequence[Sequence[ast.AST]]) -> bool:
 
 
 def _first_use(name: str, nodes: Sequence[ast.AST | None]) -> bool | None:
-    """True: may be read first. False: certainly assigned first. None: neither."""
+    """Return True: may be read first. False: certainly assigned first. None: neither."""
     jumped = False  # then what follows may not run
     for node in nodes:
         found = _use_in(name, node)

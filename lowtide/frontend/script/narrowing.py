@@ -161,7 +161,7 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
 
 
 def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bool | None:
-    """`is_one` for named tuples, which are told by their class, whatever they hold."""
+    """Return `is_one` for named tuples, which are told by their class, whatever they hold."""
     own = python_class(type_)
     if otherwise or any(issubclass(own, cls) for cls in tested):
         return True
@@ -169,7 +169,7 @@ def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bo
 
 
 def _is_one_of_ints(tested: Sequence[Type]) -> bool | None:
-    """`is_one` for a list of ints; a size, which is a tuple, has this IR type, too."""
+    """Return `is_one` for a list of ints; a size, which is a tuple, has this IR type, too."""
     known = [cls for x in tested if (cls := classes.class_of(x)) is not None]
     as_list = any(t.is_subtype(t.ListType(t.INT), x) for x in tested)
     as_list |= any(issubclass(list, cls) for cls in known)

@@ -108,7 +108,7 @@ def _is_class(found: Node) -> bool:
 
 
 def binary(c: Context, node: ast.AST, name: str, py_name: str, left: Value, right: Value) -> Value:
-    """A binary operator on compiled operands."""
+    """Return a binary operator on compiled operands."""
     on_object = class_operators.binary(c, node, py_name, left, right)
     if on_object is not None:
         return on_object

@@ -85,7 +85,7 @@ def _type(c: Context, call: Call) -> Node:
 
 
 def class_of_value(value: object) -> type:
-    """`type(value)`, when the program runs."""
+    """Return `type(value)`, when the program runs."""
     return type(value)
 
 
@@ -109,7 +109,7 @@ def _getattr(c: Context, call: Call) -> Node:
 
 
 def _setattr(c: Context, call: Call) -> Node:
-    """`setattr(module, "name", value)`, the same as an assignment."""
+    """Return `setattr(module, "name", value)`, the same as an assignment."""
     found, name, value = call.args[0], c.constant(call.args[1]), call.args[2]
     if type(found) not in STORE_OF or not isinstance(name, str):
         raise c.error(

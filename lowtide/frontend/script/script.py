@@ -81,8 +81,8 @@ def script_function(
     arg_types: Sequence[Type | None] | None = None,
     assumed: Assumptions | None = None,
 ) -> Function:
-    """The program of a Python function for arguments of these types, one per parameter. `assumed`
-    is given what it relies on.
+    """Return the program of a Python function for arguments of these types, one per parameter.
+    `assumed` is given what it relies on.
 
     A type that is None, or left out at the end, comes from the annotation, else from the default,
     else it is Tensor. Raises CompileError, with the place in the user's file.

@@ -58,9 +58,9 @@ def mark_of(obj: object, name: str) -> Any:
 
 
 def unwrap(fn: Callable[..., Any]) -> FunctionType:
-    """The plain Python function behind a function, a bound method or an object of Lowtide's.
+    """Return the plain Python function behind a function, a bound method or an object of Lowtide's.
 
-    An object of Lowtide's tells it by `__lowtide_function__`, one of `script_if_tracing` as
+    An object of Lowtide's has it as `__lowtide_function__`, one of `script_if_tracing` as
     torch.jit's own does. Raises CompileError.
     """
     if hasattr(fn, "__script_if_tracing_wrapper"):
@@ -163,7 +163,7 @@ def read_source(fn: FunctionType) -> FunctionSource:
 
 @functools.lru_cache(maxsize=2048)
 def _read_source(code: CodeType, file: str, qualname: str) -> FunctionSource:
-    """`file`: which code objects do not compare."""
+    """Return the parsed source. `file`: of the code, which comparisons of code objects ignore."""
     if code.co_name == "<lambda>":
         return _read_lambda(code)
     try:

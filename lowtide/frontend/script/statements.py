@@ -53,7 +53,7 @@ def compile_annotated(c: Context, node: ast.AnnAssign, rest: Sequence[Step]) -> 
 
 
 def as_declared(c: Context, value: Node, declared: Type | None) -> Node:
-    """The value at its declared type: `[]` and `{}` become containers of that."""
+    """Return the value at its declared type: `[]` and `{}` become containers of that."""
     if not isinstance(value, Value) or declared is None or value.type == declared:
         return value
     whole = declared
@@ -192,7 +192,7 @@ def compile_assert(c: Context, node: ast.Assert, rest: Sequence[Step]) -> None:
 
 
 def _fail(c: Context, node: ast.Assert, message: ast.expr | None) -> None:
-    """The message is computed only where the test fails."""
+    """Compile a failing assertion. Its message is computed only if the test fails."""
     narrow(c, node.test, False)
     operands = [] if message is None else [c.value(message)]
     c.builder.emit("raise", operands, exception="AssertionError")
@@ -277,7 +277,7 @@ def _is_inlined(c: Context, node: ast.expr, manager: Value) -> bool:
 
 
 def _leaving(c: Context, node: ast.expr, manager: Value) -> Block:
-    """`manager.__exit__(type, error, traceback)` as a block."""
+    """Return `manager.__exit__(type, error, traceback)` as a block."""
     block = Block([Value(name, t.ANY) for name in ("type", "error", "traceback")])
     c.builder.born(block.args)
     outer = dict(c.frame.vars)

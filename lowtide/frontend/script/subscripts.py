@@ -53,7 +53,7 @@ def compile_subscript(c: Context, node: ast.Subscript) -> Node:
 
 
 def item_of(c: Context, node: ast.Subscript, base: Node) -> Node:
-    """`base[items]` of a compiled base."""
+    """Return `base[items]` of a compiled base."""
     c.check_no_iterator(base, node.value)
     if view_of(c, base) is not None:
         raise c.error(node, "a view of a dict has no items", f"list({ast.unparse(node.value)})")
@@ -131,7 +131,7 @@ def _may_index(type_: Type) -> bool:
 
 
 def load(c: Context, node: ast.Subscript, base: Value, items: Items) -> Node:
-    """`base[items]`, read."""
+    """Return `base[items]`, read."""
     type_ = base.type.elem if isinstance(base.type, OptionalType) else base.type
     if t.is_tensor(type_) or t.is_dynamic(type_):
         result = t.TENSOR if t.may_be_tensor(type_) else t.ANY

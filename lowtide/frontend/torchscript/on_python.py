@@ -59,7 +59,7 @@ def _op(py_name: str) -> Row:
 
 
 def _call(fn: object) -> Row:
-    """A builtin or a function of `math`, of the same arguments."""
+    """Return a builtin or a function of `math`, of the same arguments."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
         path = f"math.{getattr(fn, '__name__', '')}" if fn in _MATH else ""
@@ -69,7 +69,7 @@ def _call(fn: object) -> Row:
 
 
 def _method(name: str) -> Row:
-    """A method of the first argument; of a string, with its bytes as characters."""
+    """Return a method of the first argument; of a string, with its bytes as characters."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
         if args[0].type == t.STR and name in STRING_METHODS and not keywords:
@@ -85,7 +85,7 @@ _MATH: Final = frozenset(
 
 
 def _of_c(name: str, *, is_exact: bool) -> Row:
-    """An operator whose result for floats is that of C: inf or nan where Python's raises.
+    """Return an operator whose result for floats is that of C: inf or nan where Python's raises.
     `is_exact`: of ints it is an int, as in Python."""
     of_python = _binary(*_ARITHMETIC[name])
     ours = f"torchscript.{_ARITHMETIC[name][0]}"
@@ -110,7 +110,7 @@ def _power(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _math(name: str) -> Row:
-    """A function of C's of one or two floats."""
+    """Return a function of C's of one or two floats."""
     of_python = _call(getattr(math, name))
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -127,7 +127,7 @@ _OF_TWO: Final = ("atan2", "fmod", "copysign", "ldexp", "pow", "remainder")
 
 
 def _rounded(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """A float again, where Python's `round` gives an int."""
+    """Return a float again, where Python's `round` gives an int."""
     found = c.py(call.node, "py.round", args[0])
     return c.py(call.node, "py.float", found) if args[0].type == t.FLOAT else found
 
@@ -143,7 +143,7 @@ def _word(type_: Type) -> str:
 
 
 def _subscript(call: Call) -> ast.Subscript:
-    """A node for errors and places."""
+    """Return a node for errors and places."""
     first = call.node.args[0] if call.node.args else call.node
     made = ast.Subscript(first, ast.Constant(0), ast.Load())
     return ast.copy_location(made, call.node)
@@ -192,7 +192,7 @@ def _list(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _listed(name: str) -> Row:
-    """`keys`, `values`, `items` of a dict: a list."""
+    """Return `keys`, `values`, `items` of a dict: a list."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
         found = c.call_function(call.node, Method(args[0], name), [])
@@ -206,7 +206,7 @@ def _dict(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _popitem(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """The first item, where Python's gives the last."""
+    """Return the first item, where Python's gives the last."""
     keys = _listed("keys")(c, call, args, keywords)
     key = c.py(call.node, "list.get", c.as_value(keys, call.node), c.const(0))
     value = c.call_function(call.node, Method(args[0], "pop"), [key])
@@ -280,13 +280,13 @@ def _repeated(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _derive_index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """`start + index * step`."""
+    """Return `start + index * step`."""
     index, start, step = args
     return c.py(call.node, "py.add", start, c.py(call.node, "py.mul", index, step))
 
 
 def _index(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """The place of an item in a list; a device's number."""
+    """Return the place of an item in a list; a device's number."""
     row = _op("py.device_index") if len(args) == 1 else _method("index")
     return row(c, call, args, keywords)
 
@@ -309,7 +309,8 @@ def _unwrap(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _to_tensor(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """A tensor of no dimensions: int64, float64, bool or complex128, whatever the default is."""
+    """Return a tensor of no dimensions: int64, float64, bool or complex128, whatever the default
+    is."""
     dtype = _DTYPE_OF.get(args[0].type)
     if dtype is None:
         target, named = "torch.scalar_tensor", {}
@@ -333,7 +334,8 @@ def _warn(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _least(fn: object) -> Row:
-    """`min` and `max` of numbers, of a list, or of two lists; of an int and a float, a float."""
+    """Return `min` and `max` of numbers, of a list, or of two lists; of an int and a float, a
+    float."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
         if any(a.type == t.FLOAT for a in args):
@@ -356,7 +358,7 @@ def _hash(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _asked(fn: Callable[..., Any], type_: Type) -> Row:
-    """A question to PyTorch that the run answers."""
+    """Return a question to PyTorch that the run answers."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
         target = python_objects.name_of(fn)

@@ -68,8 +68,8 @@ def _is_operator(found: object, path: str, aten: str) -> bool:
 
 
 def _functional(row: str, name: str = "") -> Row:
-    """A function of `torch.nn.functional`, whose names for the schema's arguments are in `row`;
-    `-` is one that it lacks."""
+    """Return a function of `torch.nn.functional`, whose names for the schema's arguments are in
+    `row`; `-` is one that it lacks."""
     words = row.split()
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -176,7 +176,7 @@ _TO_DTYPE: Final = ("dtype", "non_blocking", "copy", "memory_format")
 
 
 def _to(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """`x.to(device, dtype)`, `x.to(dtype)`, `x.to(other)`, by the second argument."""
+    """Return `x.to(device, dtype)`, `x.to(dtype)`, `x.to(other)`, by the second argument."""
     given: Keywords = {}
     if len(args) > 1:
         second = args[1].type.elem if isinstance(args[1].type, t.OptionalType) else args[1].type
@@ -208,7 +208,7 @@ def _size(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
 
 
 def _item(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """`x[i]` of a tensor."""
+    """Return `x[i]` of a tensor."""
     return load(c, _subscript(call), args[0], Items(("int",), (args[1],)))
 
 
@@ -251,7 +251,7 @@ def _word(names: tuple[str, ...], args: Values) -> Keywords:
 
 
 def _tensor(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
-    """`torch.tensor` and `torch.as_tensor`, also of a tensor."""
+    """Return `torch.tensor` and `torch.as_tensor`, also of a tensor."""
     named = {k: v for k, v in keywords.items() if v.type != t.NONE}
     if "dtype" in named:
         named["dtype"] = codes.decode_named(c, call.node, "dtype", named["dtype"])

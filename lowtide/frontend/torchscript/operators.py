@@ -187,7 +187,7 @@ _TOLD: Final[dict[str, Type]] = {
 
 
 def annotate(the_type: object, the_value: object) -> object:
-    """`annotate(T, v)` of an archive; a tensor where a number is told is that number."""
+    """Return `annotate(T, v)` of an archive; a tensor where a number is told is that number."""
     del the_type
     return the_value
 
@@ -220,7 +220,7 @@ def printed(*values: object) -> None:
 
 
 def shown(value: object) -> str:
-    """`str` of TorchScript."""
+    """Return `str` of TorchScript."""
     del value
     raise NotImplementedError
 
@@ -228,7 +228,7 @@ def shown(value: object) -> str:
 def autocast(
     device_type: str, dtype: int | None = None, enabled: bool = True, cache: bool | None = None
 ) -> object:
-    """`torch.autocast` of a dtype's code."""
+    """Return `torch.autocast` of a dtype's code."""
     raise NotImplementedError
 
 
@@ -341,7 +341,7 @@ def _holds_container(type_: Type) -> bool:
 
 
 def _item(c: Context, node: ast.Subscript) -> Node:
-    """`x[i]`; of a string, a byte of it."""
+    """Return `x[i]`; of a string, a byte of it."""
     base = c.expr(node.value)
     if isinstance(base, Value) and base.type == t.STR:
         return c.py(node, "torchscript.getitem", base, c.as_value(c.expr(node.slice), node))

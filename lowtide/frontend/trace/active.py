@@ -42,7 +42,7 @@ _originals: dict[Any, Callable[..., Any]] = {}
 
 
 def active() -> Recorder | None:
-    """The recorder that sees this thread's calls just now."""
+    """Return the recorder of this thread's calls at present."""
     return None if _state.paused else _state.recorder
 
 
@@ -115,8 +115,8 @@ def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The `__call__` of functions and methods of torch.jit, whose ops no mode sees: a recorder gets
-    those of the compiled twin."""
+    """Return a `__call__` for functions and methods of torch.jit, whose ops no mode sees. It
+    records the ops of the compiled twin."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = active()

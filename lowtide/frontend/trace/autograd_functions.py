@@ -42,7 +42,7 @@ def warn_of_backward(recorder: Recorder, cls: type) -> None:
 
 
 def record_apply(recorder: Recorder, cls: Any, args: Sequence[Any], run: Callable[..., Any]) -> Any:
-    """`cls.apply(*args)`, recorded; `run` does it, unseen."""
+    """Record `cls.apply(*args)`. `run` computes it, unrecorded."""
     place = here(recorder.stop)
     kept = {k: a for k, a in enumerate(args) if not is_encodable(a)}
     if any(map(_holds_tensors, kept.values())):
@@ -82,13 +82,13 @@ class _Same:
 
 @functools.cache
 def _applied(cls: Any, kept: tuple[tuple[int, _Same], ...]) -> Callable[..., Any]:
-    """One object for each class, and what it is always given, to be named."""
+    """Return one object for each class, and what it is always given, to be named."""
     if not kept:
         return cls.apply
     return functools.partial(_apply_with, cls, {k: same.obj for k, same in kept})
 
 
 def _apply_with(cls: Any, kept: dict[int, Any], *args: Any) -> Any:
-    """`cls.apply` with these arguments at these places."""
+    """Return `cls.apply` with these arguments at these places."""
     rest = iter(args)
     return cls.apply(*(kept[k] if k in kept else next(rest) for k in range(len(kept) + len(args))))

@@ -74,7 +74,7 @@ def _operator(func: object, name: str) -> tuple[str, bool] | None:
 
 
 def _method(func: object) -> str | None:
-    """`Tensor.add` for that method of tensors."""
+    """Return `Tensor.add` for that method of tensors."""
     return _methods().get(id(func), (None, None))[0]
 
 
@@ -89,7 +89,7 @@ def _methods() -> Mapping[int, tuple[str, object]]:
 
 
 def _by_module(func: object) -> str | None:
-    """The path that a function tells of itself, if it leads to that function."""
+    """Return the path in a function's attributes, if it leads to that function."""
     if type(func).__name__ in ("OpOverload", "OpOverloadPacket"):
         return f"torch.ops.{func}"
     module = str(getattr(func, "__module__", ""))

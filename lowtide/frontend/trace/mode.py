@@ -224,8 +224,8 @@ def _is_scalar(data: Any) -> bool:
 
 
 def _another_name(x: torch.Tensor) -> torch.Tensor:
-    """`x.float()` of floats is x itself, and of other arguments it is not: tensors are known by
-    identity, so the result of the call gets one of its own, over the same memory."""
+    """Return a new tensor object over the same memory, if the call returned one of its arguments.
+    Tensors are known by identity, and `x.float()` of floats is x itself."""
     return x.view_as(x) if x.layout is torch.strided else x
 
 

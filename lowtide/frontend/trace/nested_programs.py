@@ -43,7 +43,7 @@ def with_nests(program: Function, names: Sequence[str], nests: Sequence[Nest]) -
 
 
 def with_result(program: Function, nest: Nest) -> Function | None:
-    """The program with its result, a tuple of leaves, put together as the nest says."""
+    """Return the program with its result, a tuple of leaves, rebuilt to the nest."""
     if not nest.is_plain:
         return None
     made = clone(program)

@@ -113,7 +113,8 @@ LEAF: Final = Nest("leaf")
 def take_apart(
     value: Any, where: str, leaves: list[tuple[str, Any]], leaf_types: tuple[type, ...]
 ) -> Nest:
-    """The nest of a value; its leaves, with where each stands, go to `leaves`. Raises NotANest."""
+    """Return the nest of a value; its leaves, with where each stands, go to `leaves`. Raises
+    NotANest."""
     if isinstance(value, leaf_types):
         leaves.append((where, value))
         return LEAF

@@ -101,7 +101,7 @@ def _delete(d: Dict, key: object) -> None:
 
 
 def _own(name: str) -> Callable[..., Any]:
-    """The dict's own method: an OrderedDict, or a defaultdict, is more than a dict."""
+    """Return a function that calls the dict's own method, which a subclass may override."""
 
     def run(d: Dict, *args: object) -> Any:
         return getattr(d, name)(*args)
@@ -126,7 +126,7 @@ _READING: _Rows = {
 
 
 def _spread(held: dict[Any, Any], more: Any) -> None:
-    """`{**more}`, of which the run knows whether it is a mapping."""
+    """Add the items of `{**more}`. Raises TypeError if it is no mapping."""
     if not hasattr(more, "keys"):
         raise TypeError(f"{type(more).__name__!r} object is not a mapping")
     held.update(more)

@@ -68,8 +68,8 @@ def _delete_slice(xs: list[object], start: int | None, stop: int | None, step: i
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """A method of lists, looked up in the object: a torch.Size, which has the type of a list of
-    ints, is Python's own AttributeError."""
+    """Return a function that calls the object's method. A torch.Size, which has the type of a list
+    of ints, then raises Python's AttributeError."""
     of_lists = getattr(list, name)
 
     def run(xs: Any, *args: object) -> Any:

@@ -99,7 +99,7 @@ def _ordered(operands: Sequence[Type]) -> Type | None:
 
 
 def _equal(operands: Sequence[Type]) -> Type:
-    """A bool, or a tensor where one is compared with a number or a tensor."""
+    """Return a bool, or a tensor where one is compared with a number or a tensor."""
     met = [o for o in operands if t.may_be_tensor(o) or o == t.COMPLEX or t.is_number(o)]
     vague = any(t.is_dynamic(o) and not t.may_be_tensor(o) for o in operands)
     if vague:

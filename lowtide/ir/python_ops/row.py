@@ -31,7 +31,7 @@ class OpDef:
 
 
 def always(result: Type) -> ResultType:
-    """The same type whatever the operands are."""
+    """Return a rule that gives this type for all operands."""
     return lambda _: result
 
 
@@ -51,7 +51,8 @@ def lenient(rule: ResultType) -> ResultType:
 
 
 def of_tensors(rule: ResultType) -> ResultType:
-    """The rule for numbers, where each operand may also be a tensor: then the result is one."""
+    """Return the rule for numbers, extended to tensors. With a tensor operand the result is a
+    tensor."""
 
     def of(operands: Sequence[Type]) -> Type | None:
         if not any(map(t.is_tensor_or_number, operands)):
@@ -94,7 +95,7 @@ def element(type_: Type) -> Type | None:
 
 
 def joined_list(operands: Sequence[Type]) -> Type | None:
-    """A list of what the elements of all operands are."""
+    """Return the type of a list with the elements of all operands."""
     elems: list[Type] = []
     for operand in operands:
         elem = element(operand)

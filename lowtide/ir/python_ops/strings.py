@@ -34,7 +34,7 @@ _RAISING = ("index", "rindex", "split", "rsplit", "partition", "rpartition", "fo
 
 
 def method(name: str) -> Callable[..., object]:
-    """The method that the value has, which may be None when the program runs."""
+    """Return a function that calls the method of the value. The value may be None at run time."""
 
     def call(value: object, *operands: object) -> object:
         return getattr(value, name)(*operands)

@@ -84,7 +84,7 @@ MATH: Final = frozenset(n for n in MATH_FLOATS if n in _OTHER or hasattr(torch, 
 
 
 def _formatted(template: str, *values: object) -> str:
-    """`template.format(*values)`: each `{}` is the next value, nothing else is special."""
+    """Return `template.format(*values)`, where only `{}` is special: the next value."""
     parts = template.split("{}")
     if len(parts) - 1 > len(values):
         raise RuntimeError(f"Too few arguments for format string: {template}")
@@ -93,7 +93,7 @@ def _formatted(template: str, *values: object) -> str:
 
 
 def _percent(template: str, *values: object) -> str:
-    """`template % values` with the specifiers of TorchScript."""
+    """Return `template % values` with the specifiers of TorchScript."""
     made: list[str] = []
     rest = list(values)
     head, *parts = template.split("%")
@@ -169,7 +169,8 @@ def _decoded(found: Any) -> Any:
 
 
 def _of_bytes(name: str) -> Callable[..., Any]:
-    """The method of bytes; the questions that bytes lack are of ASCII alone."""
+    """Return the method of bytes. A method that bytes lack raises RuntimeError for text that is not
+    ASCII."""
     if name in ("isdecimal", "isnumeric"):
         return bytes.isdigit
     if hasattr(bytes, name):
@@ -203,8 +204,8 @@ def _chr(n: int) -> str:
 
 
 def _result(value: object) -> object:
-    """The value. Raises UnicodeDecodeError where a string in it ends within a character, and
-    OverflowError for an int that torch.jit would have wrapped to 64 bits."""
+    """Return the value. Raises UnicodeDecodeError for a string that ends within a character, and
+    OverflowError for an int beyond 64 bits, which torch.jit wraps."""
     match value:
         case str():
             if not value.isascii():
@@ -238,7 +239,7 @@ _BYTES: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any], Type]]] = 
 
 
 def _copied(value: object) -> object:
-    """The containers anew, as TorchScript copies them from and to Python."""
+    """Return copies of the containers, as TorchScript makes them at calls from Python and back."""
     match value:
         case list():
             return [_copied(v) for v in cast("list[object]", value)]

@@ -296,7 +296,7 @@ def _close(ref: weakref.ref[torch.Tensor], obituary: dict[str, Any]) -> None:
 
 
 def outside_dispatch_modes() -> AbstractContextManager[Any]:
-    """A context in which no TorchDispatchMode of the user's is on."""
+    """Return a context in which no TorchDispatchMode of the user's is on."""
     if not dispatch_depth():
         return _NO_CONTEXT
     return no_dispatch_modes()

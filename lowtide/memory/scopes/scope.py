@@ -329,9 +329,11 @@ class _Unopened(DisposeScope):
 
 
 def without_collector(count: int) -> AbstractContextManager[Any]:
-    """A context without garbage collection if many tensors are disposed: it would find nothing.
+    """Return a context without garbage collection if many tensors are disposed: it would find
+    nothing.
 
-    Only if no other thread runs: it might disable the collector for itself, or fork."""
+    Only if no other thread runs: it might disable the collector for itself, or fork.
+    """
     may_pause = count >= _MANY and gc.isenabled() and threads.is_alone()
     return _collector_paused() if may_pause else _NO_CONTEXT
 

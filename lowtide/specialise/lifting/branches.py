@@ -110,7 +110,7 @@ def affordable(run: Any, trace_branch: TraceBranch, most: int) -> list[Abs]:
 
 
 def _likely(run: Any, size: Index) -> int:
-    """A size in this call, the largest of all iterations; 1 of one that is not known yet."""
+    """Return a size in this call, the largest of all iterations; 1 if it is not known yet."""
     while varies(size):
         size = substitute(size, {a: a.extent for a in deep_atoms(size) if isinstance(a, Axis)})
     return evaluate(size, run.numbers) if symbols(size) <= run.numbers.keys() else 1
@@ -156,7 +156,7 @@ def _are_equal(a: Abs, b: Abs) -> bool:
 
 
 def _note_names(run: Any, op: Op, found: Abs, names: Iterable[Abs]) -> None:
-    """The result may be one of these, which were there before."""
+    """Note that the result may be another name of one of these values."""
     for x in names:
         root = root_of(x)
         run.blocked.update((found, root))
@@ -177,7 +177,7 @@ def _one_of(run: Any, op: Op, found: Abs, x: Abs) -> rows.Item:
 
 
 def _choice(b: Builder, cond: Expr, yes: object, no: object) -> object:
-    """One of two tensors, as a tensor."""
+    """Return the choice between two tensors, as a tensor."""
     if yes is no:
         return yes
     if not isinstance(yes, Val) or not isinstance(no, Val):

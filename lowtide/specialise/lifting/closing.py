@@ -44,7 +44,7 @@ class Body:
         self.in_steps: set[str] = set()  # of a loop inside: L is their second dim
 
     def element(self, value: Val, idx: Sequence[Index], carry: str) -> Expr:
-        """An element in iteration L, with all written out that reads `carry`."""
+        """Return an element in iteration L, with all definitions inlined that read `carry`."""
         e = self.put(ex.load(value.name, [as_index(i) for i in idx], value.dtype))
         try:
             return updates.expanded(self.b, e, carry) if carry else e
@@ -74,7 +74,7 @@ class Body:
             raise AssertionError("a loop axis is left over")
 
     def merged(self, fn: str, e: Expr) -> Expr:
-        """A reduction of the body that is reduced further: one reduction of both."""
+        """Return one reduction instead of a reduction of a reduction in the body."""
         e = updates.inlined_views(self.b.program.defs, e, self.own)
         d = self.b.program.defs.get(e.source) if isinstance(e, Load) else None
         if d is None or d.name not in self.own or not isinstance(e, Load):
@@ -131,7 +131,7 @@ def closed(
 
 
 def roots(defs: Mapping[str, Def], e: Expr) -> frozenset[str]:
-    """The stand-ins (names without a definition) that an expression is made of."""
+    """Return the stand-ins (names without a definition) that an expression reads."""
     found: set[str] = set()
     seen: set[str] = set()
     todo = [load.source for load in ex.loads(e)]
@@ -179,7 +179,7 @@ def _taint(body: Body, inner: Collection[str]) -> None:
 
 
 def _side_by_side(body: Body, name: str) -> None:
-    """A delay of a loop inside, for all iterations."""
+    """Return a delay of an inner loop, for all iterations at once."""
     b, y = body.b, body.b.program.delays[name]
     trips = body.axis.extent
     if y.source not in body.in_steps:

@@ -77,7 +77,8 @@ class Ending:
         )
 
     def tie(self, carried: Iterable[str], made: Iterable[str]) -> None:
-        """All that the loop carries ends with it, and what its body has `made` is not needed."""
+        """Make all carried values end with the loop; values in `made` are not needed after its
+        end."""
         delays = self.b.program.delays
         ends = tuple(n for n in carried if n in delays)
         delays[self.alive] = dataclasses.replace(delays[self.alive], ends=(*ends, *sorted(made)))

@@ -42,7 +42,7 @@ class Lift(Protocol):
 def aliases(
     lift: Lift, grown: Growing, yields: Sequence[Abs], after: Mapping[Abs, Abs]
 ) -> tuple[Abs | None, tuple[Abs, ...]]:
-    """The result of the loop that is the last item, and all values outside that may be items."""
+    """Return the result that is the last item, and all values from outside that may be items."""
     added = [*grown.elems, *grown.in_front]
     handed = dict(zip(lift.args, yields, strict=True))
 
@@ -68,7 +68,7 @@ def filled(
     before: object,
     names: tuple[Abs | None, tuple[Abs, ...]],
 ) -> Rows:
-    """The list after the loop. `names`: what `aliases` returns. Raises NotLifted."""
+    """Return the list after the loop. `names`: what `aliases` returns. Raises NotLifted."""
     added = [*grown.elems, *grown.in_front]
     if len(added) != 1 and (grown.in_front or not added):
         raise NotLifted("a list does not grow by as many tensors at its end in each iteration")
@@ -101,7 +101,7 @@ def filled(
 
 
 def _item(lift: Lift, elem: Abs) -> Val:
-    """A tensor that a list grows by."""
+    """Return a tensor that a list grows by."""
     if elem in lift.outer or not isinstance(elem.value, Val):
         raise NotLifted("a list grows by what was made before the loop")
     base = root_of(elem)
@@ -113,7 +113,7 @@ def _item(lift: Lift, elem: Abs) -> Val:
 
 
 def _in_step(lift: Lift, body: closing.Body, value: Val, step: Index, at: Sequence[Index]) -> Expr:
-    """An element of what an iteration has made."""
+    """Return an element of a value that an iteration has made."""
     e = closing.at_indices(body.element(value, at, ""), {lift.axis: step})
     try:
         body.check(e)

@@ -83,7 +83,7 @@ class Host(Protocol):
 
 
 def out_of_place(op: Op) -> str:
-    """The function whose result a `mutate` writes; "" where it is none that is understood."""
+    """Return the function whose result a `mutate` writes; "" if that is not supported."""
     target = str(op.attrs["target"])
     if target == "Tensor.__setitem__":
         spec = cast("tuple[str, ...]", op.attrs["spec"])
@@ -103,14 +103,14 @@ def out_of_place(op: Op) -> str:
 
 
 def addition(op: Op) -> str:
-    """The same for one that adds at places that are data. Views would read what it has added to:
-    there are none."""
+    """Return the function of a `mutate` that adds at places which are data. It must have no views,
+    which would read the sums."""
     source = str(op.attrs["target"]).removesuffix("_")
     return source if source.removeprefix("Tensor.") in ADDITIONS else ""
 
 
 def root_of(x: Abs) -> Abs:
-    """The tensor that owns the memory."""
+    """Return the tensor that owns the memory."""
     while x.base is not None:
         x = x.base
     return x
@@ -292,7 +292,7 @@ def _is_own_part(host: Host, op: Op, operands: Sequence[Abs], part: Val) -> bool
 
 
 def _assigned(b: Builder, view: Val, x: Abs) -> Val:
-    """The value, broadcast to the view and in its dtype."""
+    """Return the value, broadcast to the view and in its dtype."""
     value = x.value
     if not isinstance(value, Val):
         if not isinstance(value, bool | int | float | Index | Expr):

@@ -57,7 +57,7 @@ class Solution:
         return clamp(self.target, self.step * self.axis.extent)
 
     def put_in(self, b: Builder, e: Expr) -> Expr:
-        """The expression at the iteration that writes the element."""
+        """Return the expression at the iteration that writes the element."""
         held = self._held()
         rest = mod(held, self.step)
 
@@ -132,13 +132,13 @@ def are_apart(solutions: Sequence[Solution]) -> bool:
 
 
 def solve(cond: Expr, axis: Axis) -> Solution | None:
-    """The only iteration for which the condition can hold, if index arithmetic shows it."""
+    """Return the only iteration for which the condition can hold, if index arithmetic shows it."""
     parts = parts_of(cond)
     return _by_equality(parts, axis) or _by_interval(parts, axis)
 
 
 def _linear(i: Index, axis: Axis) -> tuple[Index, Index] | None:
-    """(rest, factor) with i == rest + factor * axis."""
+    """Return (rest, factor) with i == rest + factor * axis."""
     rest = at_index(i, [axis], [as_index(0)])
     factor = at_index(i, [axis], [as_index(1)]) - rest
     if axis in deep_atoms(factor) or rest + factor * as_index(axis) is not i:

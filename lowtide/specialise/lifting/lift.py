@@ -90,7 +90,8 @@ class Lift:
         self.ends: ending.Ending | None = None  # of a loop that may do fewer steps
 
     def results(self) -> list[Abs]:
-        """The carried values after the loop; raises NotLifted, and what specialising raises."""
+        """Return the carried values after the loop; raises NotLifted, and what specialising
+        raises."""
         mark, derived, known = self.run.mark(), len(self.run.derived), set(self.env)
         around, self.run.loop = self.run.loop, self.op
         self.b.loops.append(mark[0])
@@ -296,7 +297,8 @@ class Lift:
         return any(x is not y and root_of(x) is root for x in (*self.yields, *added))
 
     def _check_numbers(self, derived: int, mark: Sequence[int]) -> None:
-        """No number that the host computes, and no condition on sizes, knows of the axis."""
+        """Check that neither a number of the host nor a condition on sizes depends on the axis.
+        Raises NotLifted."""
         fresh = list(self.run.derived.values())[derived:]
         if any(x.origin is not None and _knows(x, self.axis) for x in fresh):
             raise NotLifted("Python computes a number from the loop's index")
@@ -340,7 +342,7 @@ class Lift:
             program.delays.update(delays)
 
     def _values(self, yields: Sequence[Abs]) -> dict[str, Val]:
-        """Each stand-in's name, and what the iteration leaves in its place."""
+        """Return, for each stand-in's name, the value at the end of an iteration."""
         found = {
             p.value.name: self._left(p.value, y.value)
             for p, y in zip(self.plan, yields, strict=True)

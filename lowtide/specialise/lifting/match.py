@@ -73,7 +73,7 @@ class Carry:
         return self._before
 
     def result(self, e: Expr) -> Expr:
-        """The element after the loop; raises NotLifted."""
+        """Return the element after the loop; raises NotLifted."""
         e = self._from_before(Rewriter(self._own_place)(assumed(e, {})))
         for load in ex.loads(e):
             if load.source == self.name and load.index != self.r:
@@ -94,7 +94,8 @@ class Carry:
         raise NotLifted("each iteration needs what the one before it computed")
 
     def _own_place(self, node: Expr) -> Expr | None:
-        """A load at its own place as one at r: along a dim of size 1, 0 is the only place."""
+        """Return a load at its own place as a load at r. Along a dim of size 1, 0 is the only
+        place."""
         if not isinstance(node, Load) or node.source != self.name or node.index == self.r:
             return None
         units: dict[Atom, Index] = {
@@ -107,8 +108,8 @@ class Carry:
         return ex.load(self.name, self.r, node.dtype) if here else None
 
     def _from_before(self, e: Expr) -> Expr:
-        """The formula in which elements that no iteration writes are read from before the loop:
-        `a[t - 1, s]` in a loop over s that fills the row t."""
+        """Return the formula in which elements that no iteration writes are read from before the
+        loop: `a[t - 1, s]` in a loop over s that fills row t."""
         if all(load.index == self.r for load in ex.loads(e) if load.source == self.name):
             return e
         other: dict[Axis, Index] = {self.axis: as_index(Axis(self.axis.name, self.axis.extent))}
@@ -145,7 +146,7 @@ class Carry:
         return any(load.source == self.name for load in ex.loads(e))
 
     def started(self, e: Expr) -> Expr:
-        """The formula with what was there before the loop."""
+        """Return the formula with loads of the value from before the loop."""
         return self._begun(e, self.before)
 
     def _begun(self, e: Expr, before: Expr) -> Expr:
@@ -155,14 +156,14 @@ class Carry:
         return Rewriter(visit)(e)
 
     def last(self, e: Expr) -> Expr:
-        """The formula of the last iteration."""
+        """Return the formula of the last iteration."""
         return at_indices(e, {self.axis: self.axis.extent - 1})
 
     # -- each element by one iteration --
 
     def _writers(self, e: Expr, conditions: tuple[Expr, ...] = ()) -> list[Writer] | None:
-        """By which iterations the element changes, and under which conditions; None where that is
-        not known."""
+        """Return the iterations by which the element changes, with their conditions; None if that
+        is unknown."""
         if isinstance(e, Load) and e.source == self.name:
             return []
         if not isinstance(e, Select) or self.has(e.cond):

@@ -62,7 +62,8 @@ class _Copies:
         self._names: dict[tuple[str, Conditions], str] = {}
 
     def reading(self, e: Expr, known: Conditions, bound: frozenset[Axis]) -> Expr:
-        """The expression, which is needed where `known` holds; `bound`: axes that are no loop's."""
+        """Return the expression, which only has to be right where `known` holds. `bound`: axes that
+        are no loop's."""
         return self._visit(e, known, bound, {})
 
     def _visit(

@@ -24,7 +24,7 @@ from lowtide.specialise.lifting.ragged import Steps
 def lifted(
     run: Any, op: Op, steps: Steps, carried: Sequence[Abs], env: dict[Value, Abs], scans: bool
 ) -> list[Abs]:
-    """The carried values after the loop; raises NotLifted, and what specialising raises."""
+    """Return the carried values after the loop; raises NotLifted, and what specialising raises."""
     try:
         return Lift(run, op, steps, carried, env, scans).results()
     except Unlike:

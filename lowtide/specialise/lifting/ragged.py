@@ -42,7 +42,7 @@ class Steps:
 def steps_of(
     op: Op, count: int | Index | Ragged, env: Mapping[Value, Abs], ask: bounds.Ask
 ) -> Steps | None:
-    """The steps of a loop; None where nothing bounds them."""
+    """Return the steps of a loop; None if they have no bound."""
     number = as_index(count.count if isinstance(count, Ragged) else count)
     if not varies(number):
         return Steps(trips=number)

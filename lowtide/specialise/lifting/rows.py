@@ -98,7 +98,7 @@ class Host(Protocol):
 
 
 def joined(b: Builder, name: str, rows: Rows, dim: Any) -> Val:
-    """The stack or cat of such a list; raises Unsupported."""
+    """Return the stack or cat of such a list; raises Unsupported."""
     fresh = all(isinstance(x, Chunk) for x in rows.pieces)
     if name == "stack":
         whole = _whole(b, rows)
@@ -112,7 +112,7 @@ def joined(b: Builder, name: str, rows: Rows, dim: Any) -> Val:
 
 
 def _whole(b: Builder, rows: Rows) -> Val:
-    """All items, stacked along a new first dim."""
+    """Return all items, stacked along a new first dim."""
     parts: list[Val] = []
     for x in rows.pieces:
         if isinstance(x, Chunk):
@@ -127,7 +127,7 @@ def _whole(b: Builder, rows: Rows) -> Val:
 
 
 def _side_by_side(b: Builder, x: Abs | Chunk, dim: Any) -> Val:
-    """The items of one piece along a dim that they have."""
+    """Return the items of one piece, joined along a dim that they have."""
     if isinstance(x, Abs):
         if not isinstance(x.value, Val):
             raise Unsupported("a list with items besides those of a loop")
@@ -143,7 +143,7 @@ def _side_by_side(b: Builder, x: Abs | Chunk, dim: Any) -> Val:
 
 
 def _moved(b: Builder, x: Val, d: int) -> Val:
-    """The first dim in place d."""
+    """Return the tensor with its first dim moved to place d."""
     if d == 0:
         return x
     shape = [*x.shape[1 : d + 1], x.shape[0], *x.shape[d + 1 :]]
@@ -158,7 +158,7 @@ def _moved(b: Builder, x: Val, d: int) -> Val:
 
 
 def turned(b: Builder, pieces: Sequence[Abs | Chunk]) -> tuple[Abs | Chunk, ...]:
-    """The items from the last to the first."""
+    """Return the items from the last to the first."""
 
     def one(x: Abs | Chunk) -> Abs | Chunk:
         if isinstance(x, Abs):
@@ -215,7 +215,7 @@ def _names(x: Abs | Chunk) -> list[Abs]:
 
 
 def _single(rows: Rows, i: int | Index) -> Abs | None:
-    """An item that has a name of its own."""
+    """Return an item that has a name of its own."""
     if isinstance(i, Index):
         return None
     from_end = i < 0
@@ -299,7 +299,7 @@ def read(host: Host, op: Op, operands: Sequence[Abs]) -> Abs:
 
 
 def changed(host: Host, op: Op, operands: Sequence[Abs]) -> object:
-    """The list after an op that changes it; raises Unsupported."""
+    """Return the list after an op that changes it. Raises Unsupported."""
     xs, *others = operands
     before = xs.value
     if isinstance(before, Growing):
@@ -321,7 +321,7 @@ def changed(host: Host, op: Op, operands: Sequence[Abs]) -> object:
 
 
 def _both(x: Abs, y: Abs) -> Rows:
-    """One list after another."""
+    """Return one list after another."""
     pieces: list[Abs | Chunk] = []
     op: Op | None = None
     for part in (x.value, y.value):
@@ -351,8 +351,8 @@ def pieces_of(before: object) -> tuple[Abs | Chunk, ...]:
 def escaping(
     alive: Mapping[Value, Abs], items: Mapping[Abs, Item], later: Sequence[Op]
 ) -> tuple[Op, str] | None:
-    """The loop that filled a list among the values that outlive the region, or of whose lists an
-    item does so beside another name of the same tensor; and why that keeps it a loop."""
+    """Return the loop that filled a list which must stay a list, and the reason. The list, or an
+    item with another name, outlives the region."""
     for value, x in alive.items():
         found = _list_in(x)
         if found is not None:

@@ -49,7 +49,7 @@ class Squares:
         self._shifted: dict[str, Sequence[Index]] = {}  # the same, by value and dim
 
     def squared(self, d: Def) -> Def:
-        """The definition over extents without the loop's axis; raises NotLifted."""
+        """Return the definition over extents without the loop's axis; raises NotLifted."""
         longest = _Longest(self, d)
         if not longest.axes and not self._shifted:
             return d
@@ -98,7 +98,7 @@ class Squares:
         return any(self.axis in deep_atoms(a.extent) for a in held)
 
     def most(self, extent: Index) -> Index | None:
-        """The largest of all iterations."""
+        """Return the largest extent of all iterations."""
         return bounds.least_bound(extent, (self.axis,), self.b.ask)
 
     def shift(self, extent: Index, d: Def, a: Axis) -> Index:

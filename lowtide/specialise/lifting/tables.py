@@ -35,8 +35,8 @@ from lowtide.texpr.index_ranges import nonnegative, substitute
 
 
 def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -> Val | None:
-    """The tensor `name` after the loop, or None where it is no such table; raises NotLifted where
-    other rows are read than those of iterations before."""
+    """Return the tensor `name` after the loop, None if it is no table of rows. Raises NotLifted if
+    an iteration reads rows other than those of earlier ones."""
     axes = tuple(Axis(f"r{k}", as_index(size)) for k, size in enumerate(name.shape))
     places = tuple(map(as_index, axes))
     whole = assumed(_opened(body.element(value, places, ""), body), {})
@@ -59,7 +59,7 @@ def carried(body: Body, name: Val, value: Val, start: Val, loc: Loc, why: str) -
 
 
 def _opened(e: Expr, body: Body) -> Expr:
-    """The choices that writes have made, down to what they chose."""
+    """Return the selects that writes have made, down to the values that they choose."""
     if isinstance(e, Select):
         return ex.select(e.cond, _opened(e.yes, body), _opened(e.no, body))
     if isinstance(e, Load) and e.source in body.own:
@@ -78,7 +78,7 @@ class _Write:
 
 
 def _written(e: Expr, base: Expr, axis: Axis, conditions: tuple[Expr, ...]) -> list[_Write] | None:
-    """The writes of an element; None where it is not known when they are."""
+    """Return the writes of an element; None if their iterations are unknown."""
     if e is base:
         return []
     if not isinstance(e, Select) or any(load is base for load in ex.loads(e.cond)):
@@ -151,7 +151,7 @@ class _Row:
 
 
 def _row(s: Solution, axes: tuple[Axis, ...]) -> _Row | None:
-    """The dim of which each iteration writes one row."""
+    """Return the dim of which each iteration writes one row."""
     if s.step.const != 1 or s.width.const != 1 or s.offset is not None:
         return None
     used = [k for k, a in enumerate(axes) if a in deep_atoms(s.target)]
@@ -211,7 +211,7 @@ class _Table:
         return b.tensor(self.name.shape, self.name.dtype, final)
 
     def _others(self, count: int) -> list[int]:
-        """The dims that rows have."""
+        """Return the dims that rows have."""
         return [k for k in range(count) if k != self.row.dim and k not in self.fixed]
 
     def _rest(self, index: Sequence[Index]) -> list[Index]:
@@ -255,7 +255,7 @@ class _Table:
         return Rewriter(visit)(e)
 
     def _delays(self, rows: Val) -> None:
-        """Each a step behind the one before, down to the farthest that is read."""
+        """Define delays, each a step behind the one before, down to the farthest that is read."""
         b, source = self.body.b, rows
         size = as_index(self.name.shape[self.row.dim])
         for k in range(1, max(self.behind, default=0) + 1):

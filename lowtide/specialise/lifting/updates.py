@@ -29,7 +29,8 @@ MOST_WRITTEN_OUT: Final = 3000  # definitions, each wherever it is read
 
 
 def index_map(b: Builder, view: Val, root: Val) -> tuple[tuple[Axis, ...], tuple[Index, ...]]:
-    """(axes of the view, the index into root at these); raises Unsupported if it is none."""
+    """Return the axes of the view and the index into root at these. Raises Unsupported for other
+    views."""
     if view.name == root.name:
         axes = tuple(b.axis(s) for s in root.shape)
         return axes, tuple(map(as_index, axes))
@@ -71,8 +72,8 @@ def depends(defs: Mapping[str, Def], expr: Expr, name: str, known: dict[str, boo
 
 
 def expanded(b: Builder, expr: Expr, name: str) -> Expr:
-    """The expression with pointwise definitions written out that read `name`; raises Unsupported
-    where these are too many: each of many writes may read several elements of the one before."""
+    """Return the expression with pointwise definitions inlined that read `name`. Raises Unsupported
+    if there are too many: each of many writes may read several elements of the one before."""
     defs, known, left = b.program.defs, dict[str, bool](), MOST_WRITTEN_OUT
 
     def visit(node: Expr) -> Expr | None:
@@ -93,7 +94,7 @@ def expanded(b: Builder, expr: Expr, name: str) -> Expr:
 
 
 def inlined_views(defs: Mapping[str, Def], expr: Expr, own: Container[str]) -> Expr:
-    """A load traced through definitions (of `own`) that only load."""
+    """Return a load traced through definitions (of `own`) that only load."""
     while isinstance(expr, Load) and expr.source in own:
         d = defs[expr.source]
         if not isinstance(d.expr, Load):
@@ -103,7 +104,7 @@ def inlined_views(defs: Mapping[str, Def], expr: Expr, own: Container[str]) -> E
 
 
 def conjunction(b: Builder, parts: Sequence[Expr]) -> Expr | None:
-    """All of them; None for no condition."""
+    """Return the conjunction; None for no condition."""
     total: Expr | None = None
     for part in parts:
         total = part if total is None else b.apply("and", total, part)
@@ -127,7 +128,7 @@ def write(b: Builder, root: Val, view: Val, value: Val) -> Val:
 
 
 def at_index(i: Index, axes: Sequence[Axis], at: Sequence[Index]) -> Index:
-    """An index with axes replaced."""
+    """Return an index with axes replaced."""
     moved = at_indices(ex.at(i, dtypes.i64), dict(zip(axes, at, strict=True)))
     assert isinstance(moved, ex.At)
     return moved.index
@@ -178,7 +179,8 @@ def inverse(
 def _along(
     b: Builder, offset: Index, step: Index, extent: Index, size: Index, conditions: list[Expr]
 ) -> Index:
-    """The coordinate `offset // step` of a slice, where it lies within; adds the conditions."""
+    """Return the coordinate `offset // step` of a slice, and add the conditions that it lies
+    within."""
     if extent.const == 1 and size.const != 1:
         conditions.append(b.apply("eq", b.at(offset), b.at(0)))
         return as_index(0)
