@@ -25,7 +25,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("lowtide", "tests", "benchmarks", "examples")
 SAMPLE = 200  # tests, beside those that come first
-_ALWAYS = ("tests/test_imports.py",)
+_ALWAYS = ("tests/test_imports.py", "tests/house/test_house.py")
 _HAS_TEXTS = re.compile(r"\bcases_of\(|\bgolden\(")
 # Rooms whose text tests lie in a folder of another name.
 _TESTED_IN = {"codegen": "emit", "tile": "emit", "vecmath": "emit", "api": "frontend"}

@@ -288,9 +288,13 @@ def _memory(target: Target, /, *args: Any, **kwargs: Any) -> MemoryPlan:
 def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
     """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
     graphs, notes = target.graphs(args, kwargs)
-    found = [explained(graph, given) for graph, given in graphs]
+    return joined([explained(graph, given) for graph, given in graphs], notes)
+
+
+def joined(found: Sequence[Explanation | Graph], notes: Sequence[str]) -> Explanations:
+    """Return the explanations of a call's graphs; the plan of the largest gets the notes."""
     known = [x for x in found if isinstance(x, Explanation)]
-    notes += [str(x) for x in found if not isinstance(x, Explanation)]
+    notes = [*notes, *(str(x) for x in found if not isinstance(x, Explanation))]
     if len(known) > 1:
         sizes = ", ".join(f"{x.name} {x.peak_bytes:,}" for x in known)
         notes.insert(0, f"the largest of {len(known)} graphs: {sizes} bytes")

@@ -39,6 +39,7 @@ from lowtide.torch_private.graph_capture import BACKEND, register
 
 _reason = torch_state.reason
 _of_thread = captured_graphs.of_thread
+_NO_GRAPH = "PyTorch captured no graph: Python runs the call"
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -232,10 +233,11 @@ def _has_no_python(model: Any) -> bool:
 
 def explain_compiled(
     compiled: Callable[..., Any], /, *args: Any, **kwargs: Any
-) -> tuple[Explanation | captured_graphs.Graph, ...]:
+) -> captured_graphs.Explanations:
     """Explain a call of a compiled function, graph by graph, as `c.explain` does.
 
-    The function is called, since only a run shows which graphs it takes. Each entry prints.
+    The function is called, since only a run shows which graphs it takes. Without a graph, the
+    result is empty and prints a note.
     """
     seen: list[Explanation | captured_graphs.Graph] = []
 
@@ -244,4 +246,4 @@ def explain_compiled(
 
     with captured_graphs.listening(listener):
         compiled(*args, **kwargs)
-    return tuple(seen)
+    return captured_graphs.joined(seen, () if seen else (_NO_GRAPH,))

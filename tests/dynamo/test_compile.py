@@ -255,6 +255,10 @@ def test_options() -> None:
     assert add(X).equal(X + 1)
 
 
+def test_a_call_without_a_graph_is_explained_by_a_note() -> None:
+    assert str(lt.explain_compiled(lt.compile(lambda x: 3), X)).startswith("note: PyTorch captured")
+
+
 def test_a_fault_is_survived_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from lowtide.frontend.dynamo import convert
 
