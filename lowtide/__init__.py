@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lowtide.api.trace import trace, trace_module
     from lowtide.api.traced import TracedFunction, TracedModule
     from lowtide.budget.memory import MemoryPlan
+    from lowtide.c_library.export import Export, export_c
     from lowtide.deploy.load import load
     from lowtide.deploy.save import save
     from lowtide.diagnostics.stats import cache_stats
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         BudgetError,
         CompileError,
         DisposedTensorError,
+        ExportError,
         LoadError,
         LowtideError,
         ScopeError,
@@ -86,6 +88,8 @@ __all__ = [
     "DisposedTensorError",
     "Error",
     "Explanation",
+    "Export",
+    "ExportError",
     "Final",
     "Future",
     "LoadError",
@@ -116,6 +120,7 @@ __all__ = [
     "enable_onednn_fusion",
     "explain_compiled",
     "export",
+    "export_c",
     "fork",
     "freeze",
     "fuser",

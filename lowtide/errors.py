@@ -81,7 +81,10 @@ class ExportError(CompileError):
 
 
 class BackendError(LowtideError):
-    """The C compiler failed: its own words, and where the generated source was kept."""
+    """The C compiler failed.
+
+    `compiler_output`: its own words. `source_path`: the generated source.
+    """
 
     def __init__(self, problem: str, compiler_output: str = "", source_path: str = "") -> None:
         self.problem = problem
@@ -93,8 +96,8 @@ class BackendError(LowtideError):
 
 
 class LoadError(LowtideError):
-    """A file cannot be loaded: damaged, of another version, or with something a file may not have.
-    Nothing has been changed."""
+    """A file cannot be loaded: it is damaged, of another version, or contains something that is not
+    allowed. Nothing has been changed."""
 
     def __init__(self, problem: str) -> None:
         shown = problem if len(problem) <= 800 else f"{problem[:797]}..."
@@ -102,9 +105,11 @@ class LoadError(LowtideError):
 
 
 class BudgetError(LowtideError):
-    """A call cannot be kept to its budget. Nothing has been run or allocated.
+    """A call does not fit in its budget. Nothing has been run or allocated.
 
-    `least_bytes`: the least peak that can be reached; `holders`: what takes it, a line each."""
+    `least_bytes`: the least peak that can be reached. `holders`: the buffers at that peak, a line
+    each.
+    """
 
     def __init__(
         self, name: str, budget_bytes: int, least_bytes: int, holders: Sequence[str]
@@ -126,14 +131,14 @@ class BudgetError(LowtideError):
 
 
 class ScopeError(LowtideError, RuntimeError):
-    """A dispose scope is used in a way that has no meaning: after its end, or entered twice."""
+    """A dispose scope is used after its end, or entered twice."""
 
 
 class DisposedTensorError(LowtideError, RuntimeError):
-    """A tensor is used after its memory was given back: where it was made, and what ended it.
+    """A tensor is used after it was disposed.
 
-    `birth` is the user's line that made the tensor, `end` the line at which it was disposed; either
-    has line 0 where it is not known. `how` says in words what ended it.
+    `birth`: the user's line that made the tensor. `end`: the line at which it was disposed. Either
+    has line 0 if it is unknown. `how`: in words, what disposed it.
     """
 
     def __init__(self, birth: Loc, end: Loc, how: str) -> None:

@@ -69,11 +69,11 @@ class Explanations(tuple["Explanation | Graph", ...]):
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak of the largest graph."""
+        """The predicted peak of the largest graph in bytes."""
         return self.memory.peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON."""
+        """Return plain values, as for JSON."""
         left = [str(g) for g in self if not isinstance(g, Explanation)]
         return {"graphs": [g.to_dict() for g in self.graphs], "left": left}
 
@@ -286,7 +286,8 @@ def _memory(target: Target, /, *args: Any, **kwargs: Any) -> MemoryPlan:
 
 
 def _explain(target: Target, /, *args: Any, **kwargs: Any) -> Explanations:
-    """For these inputs (meta tensors too), graph by graph: kernels, what PyTorch runs and why."""
+    """Return, graph by graph, the kernels, and the ops that PyTorch runs and why. Arguments may be
+    meta tensors."""
     graphs, notes = target.graphs(args, kwargs)
     return joined([explained(graph, given) for graph, given in graphs], notes)
 

@@ -186,12 +186,13 @@ def compile(
     fullgraph: bool = False,
     dynamic: bool | None = None,
 ) -> Any:
-    """Compiles any Python function or nn.Module by PyTorch's graph capture; a decorator too.
+    """Compile any Python function or nn.Module by PyTorch's graph capture; a decorator too.
 
     `fullgraph`: raise where the capture would break the graph. `dynamic`: True makes all sizes
     symbols at once, False none, None those that are seen to change. Both are torch.compile's.
     `budget`: the bytes that one captured graph may allocate at its peak; with `fullgraph` that is
-    the whole call. `tune`: see `lt.script`.
+    the whole call. A graph that does not fit raises BudgetError before it runs. `tune`: see
+    `lt.script`.
 
         fast = lt.compile(model)
         fast(torch.rand(64, 8))

@@ -82,7 +82,8 @@ class Compiled(ABC):
 
     @property
     def graph(self) -> Function:
-        """The program, for the latest types of arguments (else as annotated); prints as IR."""
+        """The program for the latest types of arguments, else for the annotated ones; prints as
+        IR."""
         return self.program()
 
     @property
@@ -91,18 +92,24 @@ class Compiled(ABC):
         return python_text(self.program())
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """For these inputs (meta tensors too): kernels, what PyTorch runs and why, the peak."""
+        """Return the kernels, the ops that PyTorch runs and why, and the predicted peak in bytes.
+
+        `args`: of the function; they may be meta tensors. Nothing is run or allocated.
+        """
         why, dry_run = self._dry_run(args, kwargs)
         return explain(self.__name__, dry_run, why)
 
     def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
-        """Return the predicted peak for these inputs (meta tensors too); nothing is run or
-        allocated."""
+        """Return the predicted peak of a call in bytes, as a plan that prints.
+
+        `args`: of the function; they may be meta tensors. Nothing is run or allocated.
+        """
         why, dry_run = self._dry_run(args, kwargs)
         return plan_memory(dry_run, why)
 
     def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
-        """Return the program after each stage for these inputs, the generated source last."""
+        """Return [(stage, text)] for a call: the program after each stage, the generated source
+        last."""
         _, dry_run = self._dry_run(args, kwargs)
         return dry_run.stages()
 

@@ -117,7 +117,7 @@ class Explanation:
 
     @property
     def peak_bytes(self) -> int:
-        """The predicted peak."""
+        """The predicted peak in bytes."""
         return self.memory.peak_bytes
 
     def __str__(self) -> str:
@@ -137,7 +137,7 @@ class Explanation:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as for JSON."""
+        """Return plain values, as for JSON."""
         return {
             "name": self.name,
             "plain": self.plain,

@@ -89,7 +89,7 @@ class Patch:
         _count(+1)
 
     def undo(self) -> None:
-        """Takes it back; a second time does nothing."""
+        """Restore torch.jit's names; a second call does nothing."""
         if self._on:
             self._on = False
             _count(-1)
@@ -102,7 +102,7 @@ class Patch:
 
 
 def patch_torch_jit() -> Patch:
-    """Puts Lowtide's names into torch.jit until `undo()`, or the end of the `with` block."""
+    """Put Lowtide's names into torch.jit until `undo()`, or until the end of the `with` block."""
     return Patch()
 
 

@@ -77,16 +77,19 @@ def script(
     budget: int | str | None = None,
     tune: bool = False,
 ) -> Any:
-    """Compiles a function, an nn.Module or a class from its Python source, control flow kept; a
+    """Compile a function, an nn.Module or a class from its Python source, control flow included; a
     decorator too.
 
-    Raises CompileError for what is outside the language, with the place and what to write instead.
-    `budget`: bytes, or a string such as "512MB", that one call may allocate at its peak, results
-    and what is kept for the backward pass counted; a call that cannot be kept to it raises
-    BudgetError before it runs. `tune`: the first call with sizes of a kind measures several
-    schedules and keeps the fastest, on this machine for good. `optimize`, `_frames_up` and `_rcb`
-    are torch.jit's: they choose nothing here. `example_inputs`: a list of tuples of
-    arguments of a module's forward, or {module: list}, which kernels are made for at once."""
+    `budget`: bytes, or a string such as "512MB", that one call may allocate at its peak. Results
+    and values saved for backward count. A call that does not fit raises BudgetError before it runs.
+
+    `tune`: the first call with sizes of a kind measures several schedules, and stores the fastest
+    on this machine. `example_inputs`: a list of tuples of arguments of a module's forward, or
+    {module: list}, for which kernels are compiled at once. `optimize`, `_frames_up` and `_rcb` are
+    torch.jit's: they choose nothing here.
+
+    Raises CompileError for what is outside the language, with the line and what to write instead.
+    """
     del optimize, _frames_up, _rcb
     options = options_of(budget, tune)
     if obj is None:

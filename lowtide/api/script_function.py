@@ -57,7 +57,11 @@ _reason = torch_state.reason
 
 
 class ScriptFunction(TorchJitMembers):
-    """A compiled function; see the module's text. Safe to call from many threads."""
+    """A compiled function, which `lt.script` returns. Safe to call from many threads.
+
+    It is called like the Python function. A program is built for each tuple of argument types,
+    kernels for each signature of sizes. `explain`, `memory` and `stages` take the same arguments.
+    """
 
     __wrapped__: Callable[..., Any]
     __name__: str
@@ -243,7 +247,7 @@ class ScriptFunction(TorchJitMembers):
             return list(self._drivers.values())
 
     def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        """Write the function to a file: `lt.save(self, f, _extra_files)`."""
         names.find("save")(self, f, _extra_files)
 
     def program(self) -> Function:

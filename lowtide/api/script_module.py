@@ -68,12 +68,17 @@ class LazyMethod:
 
 
 def script_method(fn: Callable[..., Any]) -> Any:
-    """Compiles a method of a class derived from `lt.ScriptModule`."""
+    """Mark a method to be compiled, in a class derived from `lt.ScriptModule`."""
     return LazyMethod(fn)
 
 
 class ScriptModule(_Module):
-    """A compiled module; see the module's text."""
+    """A compiled module, which `lt.script` and `lt.trace` return; in the class style, its base
+    class.
+
+    It shares parameters, buffers, hooks and attributes with the module that it was made from, and
+    is called, trained, moved and saved like it.
+    """
 
     # Of the program of forward; resolved in __getattr__, so that a module may use the names itself.
     graph: Any
@@ -95,7 +100,7 @@ class ScriptModule(_Module):
         return type(self.__lowtide_root__).__name__
 
     def save(self, f: Any, _extra_files: dict[str, Any] | None = None) -> None:
-        """Writes it to a file: `lt.save(self, f, _extra_files)`."""
+        """Write the module to a file: `lt.save(self, f, _extra_files)`."""
         names.find("save")(self, f, _extra_files)
 
     def save_to_buffer(self, _extra_files: dict[str, Any] | None = None) -> bytes:

@@ -30,8 +30,8 @@ TracingCheckError: TypeAlias = torch.jit.TracingCheckError  # pyright: ignore[re
 
 
 def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles `fn` where it is called by code that is being traced, so that its control flow is
-    kept; everywhere else it is the plain Python function."""
+    """Compile `fn` where traced code calls it, so that its control flow is recorded. Elsewhere it
+    is the plain Python function."""
 
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def optimize_for_inference(
 
 
 def set_fusion_strategy(strategy: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Takes and gives back what torch.jit does; kernels are made for all sizes in any case."""
+    """Return the strategy. It has no effect: kernels are compiled for all sizes in any case."""
     return list(strategy)
 
 

@@ -56,15 +56,17 @@ def trace(
     budget: int | str | None = None,
     tune: bool = False,
 ) -> Any:
-    """Records one run of `func` on example inputs and compiles what it did.
+    """Record one run of `func` on example inputs, and compile the recorded program.
 
-    `example_inputs`: a tuple of tensors, or of tuples, lists and dicts of tensors; a lone tensor
-    is a tuple of one. `check_trace`: runs the function again and warns where the recorded program
-    differs; `check_inputs`: a list of inputs to do that with. `strict` and the other names are
-    torch.jit's and change nothing: containers are recorded with the form that they have.
+    `example_inputs`: a tuple of tensors, or of tuples, lists and dicts of tensors; a lone tensor is
+    a tuple of one. `check_trace`: run the function a second time, and warn where the recorded
+    program differs. `check_inputs`: a list of inputs for that. `budget`, `tune`: see `lt.script`.
+    `strict` and the other names are torch.jit's and change nothing: containers are recorded in
+    their own form.
 
-    Raises CompileError for inputs or results that are no tensors. What the function raises goes
-    through."""
+    Warns with TracerWarning where a Python branch depends on a tensor. Raises CompileError for
+    inputs or results that are no tensors, and what the function raises.
+    """
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     options = options_of(budget, tune)
     if torch_jit_twins.is_module(func) or torch_jit_twins.is_function(func):
@@ -98,9 +100,10 @@ def trace_module(
     budget: int | str | None = None,
     tune: bool = False,
 ) -> Any:
-    """As `trace`, for several methods of a module: `{"forward": args, "encode": args}`.
+    """Trace several methods of a module: `{"forward": args, "encode": args}`. Otherwise as `trace`.
 
-    `example_inputs_is_kwarg`: the inputs of each method are a dict of keyword arguments."""
+    `example_inputs_is_kwarg`: the inputs of each method are a dict of keyword arguments.
+    """
     del optimize, strict, _force_outplace, _module_class, _compilation_unit, _store_inputs
     options = options_of(budget, tune)
     if torch_jit_twins.is_module(mod):

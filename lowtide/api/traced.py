@@ -43,7 +43,7 @@ def flat_form(function: Function) -> Form:
 
 
 class TracedFunction(ScriptMethod):
-    """A recorded function. `root` holds what it captured; see the module's text."""
+    """A recorded function, which `lt.trace` returns. `root`: a module with the captured tensors."""
 
     def __init__(self, function: Function, form: Form, root: torch.nn.Module) -> None:
         super().__init__(root, function.name, function)

@@ -41,11 +41,13 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """`peak_bytes` of one call, its `formula` in the input sizes, the `buffers` alive at the peak.
+    """The predicted memory of one call, in bytes; prints.
 
-    `sizes`: the user's expressions for the formula's symbols. `notes`: what could not be known;
-    with notes, the peak may be higher. `fails`: why and where such a call raises, "" if it does
-    not; then the plan counts what is allocated up to there.
+    `peak_bytes`: results, temporaries and saved values, without inputs. `formula`: the same in the
+    input sizes; `sizes`: the user's expressions for its symbols. `buffers`: what is alive at the
+    peak, each with its source line. `notes`: upper bounds and unknown parts, with which the peak
+    may be higher. `fails`: why and where such a call raises, "" if it does not; then the plan
+    counts up to there.
     """
 
     peak_bytes: int

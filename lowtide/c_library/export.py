@@ -86,8 +86,11 @@ def export_c(
 
     `m`: what `lt.script`, `lt.trace` or `lt.load` returned. `example_inputs`: a tuple of arguments,
     or {method: tuple}. `name`: the prefix of files and functions. `weights`: "constants", "file",
-    or "auto": a file above 100 kB. Sizes above 32 in the example stay arguments. Raises
-    ExportError for what has no C; `target` and `sizes` other than None are not there yet."""
+    or "auto": a file above 100 kB. Sizes above 32 in the example stay arguments.
+
+    Raises ExportError for what has no C, with the source line of each op. `target` and `sizes`
+    other than None, and `optimize` other than "speed", raise CompileError.
+    """
     if target is not None or sizes is not None or optimize != "speed":
         raise CompileError(
             "export_c() writes for this machine, with all sizes above 32 as arguments",

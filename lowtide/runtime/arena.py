@@ -487,8 +487,8 @@ def stats() -> ArenaStats:
 
 
 def memory_stats() -> ArenaStats:
-    """Return counts of the arena, which all compiled programs share: its cap, bytes mapped, in use
-    and free, the peak in use, and how often a block was reused, mapped and unmapped."""
+    """Return the arena's counts, for all compiled programs: bytes mapped, in use, free, the peak in
+    use and the cap. Also how often a block was reused, mapped and unmapped."""
     return _pool.stats()
 
 

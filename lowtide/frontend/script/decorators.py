@@ -28,13 +28,13 @@ def modifier(fn: object) -> object:
 
 
 def export(fn: Marked) -> Marked:
-    """Compiles this method too, as a further entry point of its module."""
+    """Mark a method to be compiled, too, as a further entry point of its module."""
     setattr(fn, MODIFIER, FunctionModifiers.EXPORT)
     return fn
 
 
 def ignore(drop: Any = False, **kwargs: Any) -> Any:
-    """Leaves a method or function to Python: compiled code calls it. `drop=True`: as `unused`."""
+    """Mark a method or function that compiled code calls in Python. `drop=True`: as `unused`."""
     if isinstance(drop, FunctionType | property):
         return _mark(drop, FunctionModifiers.IGNORE)
     del kwargs
@@ -43,7 +43,7 @@ def ignore(drop: Any = False, **kwargs: Any) -> Any:
 
 
 def unused(fn: Marked) -> Marked:
-    """Leaves a method or function out: compiled code raises where it is called."""
+    """Mark a method or function that is not compiled: a call in compiled code raises."""
     return _mark(fn, FunctionModifiers.UNUSED)
 
 
@@ -55,7 +55,7 @@ def _mark(fn: Any, kind: str) -> Any:
 
 
 def interface(obj: Class) -> Class:
-    """Marks a class as the interface of a submodule: its methods' signatures, no bodies."""
+    """Mark a class as the interface of a submodule: signatures of its methods, without bodies."""
     if not isinstance(obj, type):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"lt.interface takes a class, not {type(obj).__name__}")
     obj.__lowtide_interface__ = True  # pyright: ignore[reportAttributeAccessIssue]

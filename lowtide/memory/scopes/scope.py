@@ -55,7 +55,7 @@ _NO_CONTEXT = contextlib.nullcontext()
 
 @by_python
 class DisposeScope(Place):
-    """Owns tensors until its end. Made by `dispose_scope()`; opened by `with`, or as a
+    """Owner of tensors until its end. Made by `dispose_scope()`; opened by `with`, or as a
     decorator."""
 
     __slots__ = ("_opened", "is_open")
