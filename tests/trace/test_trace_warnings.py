@@ -284,14 +284,6 @@ def test_dropout_in_training() -> None:
         lt.trace(nn.Dropout(), R(4))
 
 
-def test_autocast_inside() -> None:
-    def fn(x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return (x @ x).float()
-
-    assert "autocast inside a traced function is not recorded" in told(fn, R(4, 4))
-
-
 @pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad])
 def test_enable_grad_inside(outer: Callable[[], Any]) -> None:
     def fn(x):

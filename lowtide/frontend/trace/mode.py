@@ -73,7 +73,6 @@ class TraceMode(TorchFunctionMode):
         self._enabled = False  # or the user was told
         self._no_grad = 0  # how many are entered
         self._transform = transform()
-        self._autocast = torch.is_autocast_enabled("cpu")  # or the user was told
 
     def __torch_function__(
         self,
@@ -113,6 +112,7 @@ class TraceMode(TorchFunctionMode):
         self, source: str, args: list[Any], kwargs: Mapping[str, Any], result: Any, changed: bool
     ) -> Any:
         recorder = self.recorder
+        recorder.autocast.note(recorder.builder.block)
         inference = torch.is_inference_mode_enabled() and not self._inference
         is_off = not torch.is_grad_enabled() and (self._grad or self._no_grad > 0)
         recorder.grad_off = inference or is_off
@@ -156,10 +156,6 @@ class TraceMode(TorchFunctionMode):
         if source == "Tensor.unbind" and _is_called_by(_ITERATE):
             place = here(recorder.stop)
             recorder.warn_frozen(f"iterating over a tensor is frozen as {len(result)} steps", place)
-        if torch.is_autocast_enabled("cpu") and not self._autocast:
-            self._autocast = True
-            what = "autocast inside a traced function is not recorded"
-            recorder.warn_frozen(what, here(recorder.stop), "autocast around the call")
         fixed = self._is_fixed(source, [*args, *kwargs.values()])
         if not mutates and not recorder.grad_off and any(result is x for x in args):
             result = _another_name(result)

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.errors import CompileError
+from lowtide.frontend.trace.autocast_blocks import AutocastBlocks
 from lowtide.frontend.trace.captures import Captures
 from lowtide.frontend.trace.encode import Items, NotEncodable, encode, encode_items
 from lowtide.frontend.trace.numbers import Traced, traced_number
@@ -57,6 +58,7 @@ class Recorder:
         self.renewed: set[int] = set()  # ids of what the call gave another shape or other memory
         self.done = False
         self.quiet = quiet
+        self.autocast = AutocastBlocks()
         self.warnings = 0
         self._tensors: dict[int, tuple[torch.Tensor, Value]] = {}
         self._fixed: set[Value] = set()  # Python data
@@ -154,6 +156,7 @@ class Recorder:
 
     def python_call(self, target: str, operands: Sequence[Value], result: Any) -> None:
         """Record a call of a Python object, of this name, with this result."""
+        self.autocast.note(self.builder.block)
         self._plain("py.call", operands, result, target=target, kwnames=())
 
     def constant(self, result: Any) -> None:

@@ -56,6 +56,7 @@ def _contents(x: Any) -> Iterator[object]:
 def operands(recorder: Recorder, args: Sequence[Any]) -> list[Value]:
     """Return the values of a call's arguments, before it runs: it may change them."""
     recorder.builder.loc = here(recorder.stop).loc
+    recorder.autocast.note(recorder.builder.block)
     return [encode(recorder, a) for a in args]
 
 

@@ -183,7 +183,9 @@ def _function(
     recorder: Recorder, name: str, params: Sequence[Value], result: Value, loc: Loc
 ) -> Function:
     builder = recorder.builder
+    recorder.autocast.note(builder.block)
     builder.emit("return", [result])
+    recorder.autocast.put_into(builder.block)
     builder.block.args = list(params)
     function = Function(name, builder.block, result.type, {}, loc, tuple(recorder.captures.paths))
     verify(function, after="trace")
