@@ -129,7 +129,8 @@ def _reduced_once(defs: Sequence[Def], roots: Mapping[str, None], apart: Set[str
                     gone[d.name] = name
                     continue
                 if isinstance(d.expr, Reduce):
-                    expr = ex.load(name, [as_index(a) for a in d.axes], d.dtype)
+                    copied = _renamed(d, ex.load(name, [as_index(a) for a in d.axes], d.dtype))
+                    expr = _without_units(copied).expr
         result.append(_renamed(d, expr) if expr is not d.expr else d)
     return result
 

@@ -104,3 +104,15 @@ def test_sums_that_are_written_twice(shapes: list[tuple[int, int]]) -> None:
         assert (inner == 0).all()
         assert (outer == 0).all()
         torch.testing.assert_close(total, x.sum())
+
+
+def places_written_twice(x: Tensor):
+    most, least = x.max(1), x.min(1)
+    return x.argmax(1), most.values, most.indices, x.argmin(1), least.values, least.indices
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 40), (4, 1), (1, 1)])
+def test_places_that_are_written_twice_along_a_dim_of_size_1(shape: tuple[int, int]) -> None:
+    x = randn(*shape)
+    for a, b in zip(lt.script(places_written_twice)(x), places_written_twice(x), strict=True):
+        assert torch.equal(a, b)
