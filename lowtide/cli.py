@@ -152,7 +152,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
 
 
 class _VersionAction(argparse.Action):
-    """`--version`, whose text costs an import of torch and so is made only when asked for."""
+    """`--version`, whose text is made on demand because it costs an import of torch."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help)

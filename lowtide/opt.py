@@ -77,7 +77,7 @@ def choice(kind: str, name: str, known: Collection[str]) -> str:
 
 @dataclass
 class Run:
-    """Stages change what it holds, and give titles and texts."""
+    """The state of a run. Stages change it, and yield titles and texts."""
 
     options: argparse.Namespace
     function: Function | None = None

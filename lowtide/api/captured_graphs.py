@@ -165,8 +165,8 @@ Listener = Callable[["Graph", tuple[Any, ...]], object]
 
 
 class Call:
-    """One call of a compiled object, or of others' that a `listener` is told of: which graphs it
-    runs."""
+    """The graphs that one call runs: a call of a compiled object, or any call inside
+    `listening`."""
 
     __slots__ = ("_target", "first", "listener")
 
@@ -206,7 +206,7 @@ of_thread: Final = _OfThread()
 
 @contextmanager
 def listening(listener: Listener) -> Generator[None]:
-    """Inside, it is told of each graph before that is run."""
+    """Inside, call the listener with each graph before it runs."""
     before, of_thread.call = of_thread.call, Call(None, listener)
     try:
         yield
@@ -327,8 +327,8 @@ _METHODS: Final[dict[str, Callable[..., Any]]] = {
 def _on_device(
     given: tuple[tuple[Any, ...], dict[str, Any]], root: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Meta and fake tensors among the arguments become tensors without memory of the device that
-    the others are on, or the module."""
+    """Return the arguments with meta and fake tensors replaced by tensors without memory. Their
+    device is that of the other arguments, or of the module."""
     given = with_sizes(given)
     known = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor)]
     if isinstance(root, torch.nn.Module):

@@ -71,7 +71,7 @@ class CompiledGraph(Compiled):
         try:
             return self._driver(values)
         except Ineligible:
-            pass  # PyTorch's own error shall not be "during handling of" ours
+            pass  # so that PyTorch's error is not raised "during handling of" Ineligible
         except Exception as error:
             if self._sets_grad:
                 torch.set_grad_enabled(grad)

@@ -56,7 +56,7 @@ def script_module(
 
 
 def keep_module_to(module: ScriptModule, options: Options) -> None:
-    """From now on a call of any method is as these ask for; nothing asked changes nothing."""
+    """Set the options of all methods, also for later calls. Default options change nothing."""
     if options == Options():
         return
     module.__dict__["_lowtide_call_options"] = options

@@ -3,6 +3,11 @@
 In: a `Driver` for the arguments of a call, from a subclass. Out: the text of the program, its
 kernels, its peak, its stages.
 
+    c = lt.script(f)
+    c.memory(x).peak_bytes        predicted; nothing is run or allocated
+    print(c.explain(x))           kernels, ops left to PyTorch and why
+    c.stages(x)                   [(stage, text), …], the generated source last
+
 Hook: a traced `c.__lowtide_program__()` is its program, as a Function whose captured parameters, if
 any, are read from `c.root` (a module's: from itself) by their paths; other front ends inline it.
 """
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def warn_without_budget(name: str, why: str) -> None:
-    """Says that what was compiled to a budget is PyTorch's own here, which keeps to none."""
+    """Warn that PyTorch runs a program that has a budget, and does not observe it."""
     warn(f"{name}: the budget is not enforced, because PyTorch runs it uncompiled: {why}")
 
 
@@ -123,8 +128,7 @@ class Compiled(ABC):
             return why, DryRun(driver.planned(values), values, self._computed(given, values))
 
     def _computed(self, given: tuple[Any, ...], values: Sequence[Any]) -> frozenset[int]:
-        """By `id`, the operands that reading what is captured makes anew at each call, as a
-        parametrization makes its weight."""
+        """Return the ids of operands that each call computes, such as a parametrized weight."""
         if len(values) == len(given):
             return frozenset()
         rows = zip(values, self.resolve(given)[1], strict=True)

@@ -46,10 +46,9 @@ class SavedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardLine:
-    """The backward pass of a region: what is kept for it beside its inputs, and its kernels.
-
-    `peak_bytes`: gradients and work memory; `scatters`: gradients added up by PyTorch; `adds`: by
-    the kernels, in any order; `at_once`: the kernels of the forward pass give the gradients."""
+    """The backward pass of a region: the values saved for it, and its kernels. `peak_bytes`:
+    gradients and work memory. `scatters`: gradients that PyTorch adds up; `adds`: that kernels add
+    up, in any order. `at_once`: the kernels of the forward pass compute the gradients."""
 
     saved: tuple[SavedLine, ...]
     kernels: tuple[KernelLine, ...]

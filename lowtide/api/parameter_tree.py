@@ -25,7 +25,7 @@ class Shell(torch.nn.Module):
 
 @functools.cache
 def _shell_class(name: str) -> type[Shell]:
-    """Shells are shown by the name of what they were made of."""
+    """Return a class for shells, which `repr` shows by the name of the copied module."""
     return type(name, (Shell,), {"__module__": __name__})
 
 

@@ -48,7 +48,7 @@ def _is_pytorchs_reader() -> bool:
 
 
 def _property(name: str) -> property:
-    """Reads Lowtide's object, or PyTorch's where PyTorch asks; an assignment wins over both."""
+    """Return a property: Lowtide's object, PyTorch's own for PyTorch's code, or an assigned one."""
     assigned: list[Any] = []
 
     def read(module: types.ModuleType) -> Any:

@@ -48,7 +48,7 @@ _ATTRIBUTES: Final[Any] = (decorators.Attribute, torch.jit.Attribute)  # pyright
 
 
 class LazyMethod:
-    """A method that is compiled when it is first asked for; `lt.script_method` makes one."""
+    """A method that is compiled at its first use; `lt.script_method` makes one."""
 
     def __init__(self, fn: Callable[..., Any] | None, name: str = "") -> None:
         self.__lowtide_function__ = fn
@@ -379,7 +379,7 @@ def _overridden(cls: type[_Module]) -> tuple[str, ...]:
 
 
 class _Parts(dict[str, Any]):
-    """The wrapped submodules of a compiled module; what is put in or taken out, the root's are."""
+    """The wrapped submodules of a compiled module. Changes go to the submodules of the root."""
 
     def __init__(self, held: dict[str, _Module | None], wrapped: dict[str, Any]) -> None:
         super().__init__(wrapped)
@@ -456,8 +456,8 @@ def is_own_name(name: str) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Modules as a root holds them: a traced or loaded one stays what it is, for its root has no
-    methods."""
+    """Return the module as its root stores it. A traced or loaded one stays, because its root has
+    no methods."""
     if isinstance(value, _Module):
         return value if value.__dict__.get("_lowtide_given") else root_of(value)
     if isinstance(value, dict):

@@ -64,7 +64,7 @@ class TorchJitMembers(Compiled):
 
     @property
     def inlined_graph(self) -> Function:
-        """The same as `graph`: what a program calls is always inlined."""
+        """The same as `graph`, in which all callees are inlined."""
         return self.program()
 
     @property

@@ -3,6 +3,10 @@
 In: a Function, a number of bytes. Out: a callable like a Driver. The first call with some sizes,
 dtypes and wanted gradients searches for a plan; later calls look it up.
 
+    f = lt.script(ranked, budget="4MB")
+    f(x)                searches, runs the plan
+    f(y)                the same sizes: runs the plan
+
 Invariant: if no plan fits, BudgetError is raised before anything is run or allocated.
 """
 

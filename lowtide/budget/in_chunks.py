@@ -51,7 +51,7 @@ _SLOW: Final = frozenset((
 _LEAST_NUMBERS: Final = 1 << 11  # of an argument: pairs of fewer take less than `_LEAST_BYTES`
 _LEAST_BYTES: Final = 1 << 23  # of a value of pairs
 _CHUNK_BYTES: Final = {True: 1 << 22, False: 1 << 26}  # on the CPU, on GPUs
-_FEW: Final = 16  # sizes below are told apart
+_FEW: Final = 16  # plans distinguish sizes below
 _MOST_KNOWN: Final = 256
 _TIMES: Final = 4  # as large as what it is made of
 
@@ -165,9 +165,9 @@ def _in_chunk_form(outer: Outer) -> Function:
 
 
 def _with_small_ops_first(outer: Outer) -> Function:
-    """Move ops that do not depend on pairs in front of those that make them: what they give is then
-    an operand of the section, which may be read both as a whole and in parts. Numbers that they
-    read are made twice: constants of the section are constants of its kernels."""
+    """Move ops that do not depend on pairs in front of those that make them. Their results are then
+    operands of the section, which may read both the whole and a part. Numbers that they read are
+    copied, because constants of the section are constants of its kernels."""
     ops = list(outer.ops)
     makers = {v: op for op in ops for v in op.results}
     for pos in range(outer.last):
@@ -191,8 +191,8 @@ def _with_ops(function: Function, ops: list[Op]) -> Function:
 
 
 def _movable(outer: Outer, ops: Sequence[Op], makers: Mapping[Value, Op]) -> list[Op]:
-    """Return those that make small tensors from what is there before all of them, up to an op that
-    may change what they read."""
+    """Return the ops that make small tensors from values before `ops`, up to an op that may change
+    those values."""
     pairs, moved = set[Value](), list[Op]()
     for op in ops:
         if not opdefs.is_removable(op, makers):

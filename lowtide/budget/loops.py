@@ -282,7 +282,7 @@ class _Loop:
         return (self.op.operands[0], *self.op.operands[2:])
 
     def _whole(self, taken: set[int], own: set[Value]) -> Iterator[Value]:
-        """Return the outer values that the body reads other than by items of its steps."""
+        """Yield the outer values that the body reads other than by items of its steps."""
         outside = set(free_values(self.body.ops)) - set(self.body.args) - own
         for op in walk(self.body):
             operands = op.operands[1:] if id(op) in taken else op.operands

@@ -2,6 +2,8 @@
 
 In: a `Driver` and the arguments of a call. Out: `MetaInterpreter(driver, args).known`: by Value,
 meta tensors and the values that do not depend on data.
+
+    y = x * 2; n = y.shape[0]          %y: a meta tensor [1000, 4], %n: 1000
 """
 
 from __future__ import annotations

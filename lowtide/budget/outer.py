@@ -3,6 +3,9 @@
 In: a Driver and the arguments of a call. Out: `Outer`, the ops with their values on the meta
 device. It serves both kinds of sections: whether an op may run later or be recomputed, what memory
 it writes, and where a run of ops may begin and end.
+
+    y = torch.cumsum(x * 2, 0)         may be part of a section
+    print(y)                           may not: it ends a run of ops
 """
 
 from __future__ import annotations

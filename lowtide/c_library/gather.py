@@ -212,7 +212,7 @@ def _called(function: Function, values: Sequence[Any], given: int, state: set[st
 
 
 def _flat(x: Any) -> Iterator[Any]:
-    """Return the values that C returns: all but None and strings."""
+    """Yield the values that C returns: all but None and strings."""
     if isinstance(x, tuple | list):
         for e in cast("Sequence[Any]", x):
             yield from _flat(e)

@@ -96,7 +96,7 @@ class Library:
         return "\n".join(parts) + "\n"
 
     def _state(self) -> Iterator[str]:
-        """Return the state: what the program changes of the module, with its first values."""
+        """Yield the state: what the program changes of the module, with its first values."""
         n, upper = self.name, self.upper
         if not self.state:
             return
@@ -172,7 +172,7 @@ class Library:
         return any(re.search(names, line) for e in self.entries for line in e.body)
 
     def _kernels(self) -> Iterator[str]:
-        """Return the kernels, with names of their own."""
+        """Yield the kernels, with names of their own."""
         for k, (text, suffix) in enumerate(self.kernels.names.items()):
             if not k:
                 yield _kernel_declarations()
@@ -306,7 +306,7 @@ class Library:
             yield f"if ({test}) {bad}"
 
     def _too_large(self, e: Entry) -> Iterator[str]:
-        """Return tests for sizes with which a product of sizes would not fit into 64 bits."""
+        """Yield tests for sizes with which a product of sizes would not fit into 64 bits."""
         arguments = [product(a.shape) * 8 for a in (*e.inputs, *e.outputs) if a.kind == "tensor"]
         for index in [*arguments, *(n * p.factor for p in self._pieces(e) for n in p.nbytes)]:
             for monomial, factor in index.terms:

@@ -93,7 +93,7 @@ MISSING = _Missing()  # what a branch that raises would have given
 
 
 def tensors_in(x: object) -> Iterator[Tensor]:
-    """Return all tensors in a value."""
+    """Yield all tensors in a value."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, tuple | list):

@@ -45,7 +45,7 @@ def ensure_measured(dtypes: Iterable[str]) -> None:
             if rates.is_measured(dtype):
                 continue
             known = rates.current()
-            # what is compiled meanwhile is ours
+            # products that are compiled meanwhile are kernels
             rates.use(replace(known, kernels={**known.kernels, f"{dtype} large": 1.0}))
             # A thread of its own has no modes: a dry run's tensors have no memory.
             worker = threading.Thread(target=_keep_measured, args=(dtype, known))

@@ -141,7 +141,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 def names_of(m: ScriptModule, root: torch.nn.Module) -> Iterator[str]:
-    """Return the methods that are entry points; some may occur twice. `__len__` is never one."""
+    """Yield the methods that are entry points; some may occur twice. `__len__` is never one."""
     yield from filter(is_public, _names_of(m, root))
 
 

@@ -115,7 +115,7 @@ class Node:
         return self
 
     def items(self) -> Iterator[tuple[str, Node]]:
-        """Return the object's names and values."""
+        """Yield the object's names and values."""
         for name, value in self._dict().items():
             yield name, Node(value, f"{self.where}: {name[:60]}")
 

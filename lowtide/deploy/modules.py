@@ -47,7 +47,7 @@ def in_order(root: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 def children_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module | None]]:
-    """Return the submodules, unwrapped."""
+    """Yield the submodules, unwrapped."""
     for name, child in vars(module)["_modules"].items():
         yield name, None if child is None else root_of(child)
 

@@ -37,7 +37,7 @@ def planned(region: str, make: Callable[[], Any], sizes: Mapping[str, int], whic
 
 
 def show(topic: str, function: str, text: Callable[[], str]) -> None:
-    """Shows a text if its topic is asked for; it is made only then."""
+    """Show a text if its topic is wanted; the text is made only then."""
     debug = config.current().debug
     if not debug.wants(topic, function):
         return

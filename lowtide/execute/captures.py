@@ -144,7 +144,7 @@ _NOT_ASSUMED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 def _tree(
     root: torch.nn.Module, path: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Return the module and its submodules by path; the submodules of a shared module only once."""
+    """Yield the module and its submodules by path; the submodules of a shared module only once."""
     seen = set() if seen is None else seen
     yield path, root
     if id(root) in seen:

@@ -132,7 +132,7 @@ class Gradient:
         self._lock = threading.Lock()
 
     def _reached(self) -> Iterator[str]:
-        """Return the inputs that an output depends on differentiably. PyTorch's graph has no edge
+        """Yield the inputs that an output depends on differentiably. PyTorch's graph has no edge
         to the others, for instance to a tensor that is only compared."""
         seen: set[str] = set()
         todo = list(self.program.outputs)

@@ -330,8 +330,8 @@ def _is_plain(made: Backward) -> bool:
 
 
 def _apart(program: Program, forward: Container[str]) -> tuple[Program, Mapping[str, str]]:
-    """Return the Program without names that its own backward Program would use. What is not of the
-    `forward` Program is of no op: rules for the gradient of an op don't hold for that gradient."""
+    """Return the Program with names that its own backward Program does not use. A value outside of
+    the `forward` Program has no op: the gradient rule of an op does not hold for its gradient."""
     # what is made of a definition later has a name that ends in something else
     names = {n: f"d_{n}_" for n in program.defs}
     defs: dict[str, Def] = {

@@ -2,6 +2,8 @@
 
 In: the op, the values of its operands, and functions that run its blocks. Out: its results.
 
+    y = section(x) {chunks=2}        y = cat([block(x[: n // 2]), block(x[n // 2 :])])
+
 If gradients are recorded, only the operands are saved. The backward pass recomputes each chunk,
 with the same random numbers, and then its gradient (as in Chen et al., "Training Deep Nets with
 Sublinear Memory Cost"). Chunks whose values fit into the budget are not recomputed.

@@ -31,7 +31,7 @@ class Effects(enum.Flag):
     WRITES = enum.auto()  # changes the memory of a tensor that was there before
     MUTATES = enum.auto()  # changes a list, a dict or an object that was there before
     READS = enum.auto()  # reads what may change in between, other than a tensor's values
-    MAKES = enum.auto()  # makes something that the program asked to be new, such as a list
+    MAKES = enum.auto()  # makes an object with an identity, such as a list
     RAISES = enum.auto()  # raises for some operands
     ACTS = enum.auto()  # is seen from outside: prints, ends the run, or marks what is used
     ALL = DRAWS | WRITES | MUTATES | READS | MAKES | RAISES | ACTS
@@ -54,7 +54,7 @@ _OWN: Final[dict[str, Effects]] = {
     "print": Effects.READS | Effects.ACTS,
     **dict.fromkeys(("use", "yield", "return"), Effects.ACTS),
     **dict.fromkeys(("assert", "raise"), _RAISES | Effects.ACTS),
-    **dict.fromkeys(("if", "loop"), Effects.NONE),  # beside what their blocks do
+    **dict.fromkeys(("if", "loop"), Effects.NONE),  # besides those of their blocks
 }
 
 

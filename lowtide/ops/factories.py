@@ -105,7 +105,7 @@ def _like(value: int) -> Lower:
         b: Builder, x: Val, dtype: Any, layout: Any, device: Any, requires_grad: Any, rest: Any
     ) -> Val:
         _check_options(b, layout, device, requires_grad, None, like=True)
-        del rest  # memory_format: how it lies in memory is ours to choose
+        del rest  # memory_format: the specialiser chooses the layout
         return filled(b, x.shape, x.dtype if dtype is None else from_torch(dtype), value)
 
     return lower

@@ -60,7 +60,7 @@ def lower_cat(b: Builder, tensors: Any, dim: Any) -> Val:
     if not given or any(x.ndim == 0 for x in given):
         raise b.error("cat of nothing, or of 0-dim tensors")
     dtype = _common(given)
-    # PyTorch lets vectors of size 0 pass beside tensors of any rank.
+    # PyTorch accepts vectors of size 0 with tensors of any rank.
     xs = [x for x in given if not (x.ndim == 1 and b.equal(x.shape[0], 0))] or given[:1]
     first = xs[0]
     d = dim_of(b, dim, first.ndim)

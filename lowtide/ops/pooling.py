@@ -221,7 +221,7 @@ for _dims in (1, 2, 3):
 
 def _adaptive(dims: int, fn: str) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, output_size: Any, return_indices: Any = False) -> Val:
-        """As many windows as are asked for, which may overlap where their number divides not."""
+        """A given number of windows, which may overlap if the number does not divide the size."""
         require_none(b)
         require_wide_floats(x)
         if return_indices is not False:

@@ -44,7 +44,7 @@ def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> None:
 
 
 def _formulas(loop: Op, makers: Makers, same: dict[Value, Value]) -> list[Op]:
-    """Replaces what the body counts; gives the ops that tell what it has counted to."""
+    """Replace the counters in the body. Return the ops that compute their values after the loop."""
     trips, going, *inits = loop.operands
     (body,) = loop.blocks
     again, *yielded = body.terminator.operands

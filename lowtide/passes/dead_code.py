@@ -156,7 +156,7 @@ def _mark_loop(op: Op, used: set[Value], lasting: Set[Op]) -> None:
 
 
 def _sweep(block: Block, used: set[Value], lasting: Set[Op]) -> bool:
-    """Drops what is not used; tells whether anything went."""
+    """Remove unused ops. Return whether there were any."""
     changed = False
     kept: list[Op] = []
     for op in block.ops:

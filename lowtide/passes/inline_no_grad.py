@@ -51,7 +51,7 @@ def inline_no_grad(fn: Function) -> Function:
 
 
 def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]:
-    """Inlines what it can; gives the managers that it was entered by."""
+    """Inline the blocks of `no_grad` that only compute. Return their managers."""
     kept: list[Op] = []
     managers: set[Value] = set()
     for op in block.ops:

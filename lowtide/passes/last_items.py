@@ -125,7 +125,8 @@ class _Items:
     # -- loops --
 
     def carried(self, loop: Op, xs: Value, known: _Known) -> _Known | None:
-        """Makes variables of the items that the steps read; what is known after the loop."""
+        """Carry the items that the steps read as variables. Return what is known of the list after
+        the loop."""
         added = self.added(loop, xs)
         if added is None or xs.type != ListType(t.TENSOR):
             return None

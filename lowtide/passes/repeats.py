@@ -22,7 +22,7 @@ from lowtide.passes.unrolled import MOST_STEPS_BACK, Carried, Local, Made, Run, 
 FEWEST_OPS: Final = 12  # in all: less is compiled as fast as it is
 LONGEST_PERIOD: Final = 1000
 MOST_LOOKS: Final = 400_000  # at ops, which takes about two seconds
-_LOOSE_ENDS: Final = 2  # of a list, beside what the loop gives
+_LOOSE_ENDS: Final = 2  # of a list, besides the items of the loop
 _LISTS: Final = ("list.make", "tuple.make")
 _JOINS: Final = ("torch.stack", "torch.cat")
 _MULTIPLES: Final = range(1, 5)
@@ -239,7 +239,7 @@ class Search:
         return count, found
 
     def lists(self, run: Run) -> Iterator[Collected]:
-        """Lists of what each iteration gives."""
+        """Yield the lists of values that iterations give."""
         seen: set[int] = set()
         for _, iteration, _, reader in self.after(run):
             op = self.straight.ops[reader]

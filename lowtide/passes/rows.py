@@ -44,7 +44,7 @@ def read_rows(fn: Function) -> Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """Of which tensor and dim these are the rows; how many; which way round."""
+    """The source of rows: the tensor, the dim, their number, and whether they are reversed."""
 
     tensor: Value
     dim: Value

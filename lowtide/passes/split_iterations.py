@@ -114,7 +114,7 @@ class _Split:
     def _step(
         self, ops: list[Op], index: Value, carried: list[Value], known: Known
     ) -> tuple[Value, list[Value]]:
-        """Adds the step of this number; gives whether the loop goes on, and what is carried."""
+        """Emit the step of this number. Return whether the loop goes on, and the carried values."""
         mapping = dict(zip(self.body.args, (index, *carried), strict=True))
         ops += copied_ops(self.body, mapping, known)
         going, *found = ops.pop().operands

@@ -100,7 +100,8 @@ class Straight:
         return found
 
     def key(self, value: Value) -> object:
-        """Equal for values that are surely the same: constants, and what is made of them."""
+        """Return a key, equal for values that are surely the same: constants, and values made from
+        them."""
         found = self._keys.get(value)
         if found is None:
             op = self.floating.get(value)

@@ -63,7 +63,7 @@ class Activity:
 
     @property
     def most_at_once(self) -> float:
-        """The ops that fit into one backward pass: what has more is cut."""
+        """The number of ops that fit into one backward pass; more are cut."""
         return MOST_RECORDED * self.scale if self.records else math.inf
 
     @property

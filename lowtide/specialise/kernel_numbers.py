@@ -107,7 +107,8 @@ def number_in(x: Any) -> Any:
 
 
 def check_write(run: Any, x: Abs) -> None:
-    """Raises Stop if a tensor is to be changed of which a number may be read after the kernels."""
+    """Raise Stop before a change of a tensor of which Python may read a number after the
+    kernels."""
     for number in run.numbers_by:
         origin = number.origin
         if isinstance(origin, Origin) and any(root_of(y) is root_of(x) for y in origin.operands):

@@ -54,7 +54,8 @@ def size_names(
     spots: Mapping[str, Sequence[Spot]],
     b: Builder,
 ) -> str:
-    """These symbols by what the user calls them, or by what computes them; which op asks."""
+    """Return the user's names of these symbols, or the ops that compute them, and the op that needs
+    them."""
     found: dict[str, None] = {}
     for name in sorted(names):
         if name in derived:

@@ -27,7 +27,7 @@ _LONG: Final = 32  # ops that compute something: fewer are one region, if nothin
 
 
 def with_near_constants(function: Function) -> Function:
-    """See the module's text: in the outer block; what a loop's steps read is theirs."""
+    """Return the function with constants near their users in the outer block. Loops keep theirs."""
     is_long = sum(not only_prepares(op) for op in function.block.ops) > _LONG
     known: dict[Value, Op] = {}
     near: dict[Value, Value] = {}
@@ -51,7 +51,7 @@ def with_near_constants(function: Function) -> Function:
 
 
 def _again(value: Value, known: Mapping[Value, Op], near: dict[Value, Value]) -> Iterator[Op]:
-    """Copies of what makes it."""
+    """Yield copies of the ops that make a constant."""
     if value in near or value not in known:
         return
     maker = known[value]

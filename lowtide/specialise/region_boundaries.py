@@ -1,6 +1,9 @@
 """Decides which ops end a region, and which of them belong to the next one.
 
 In: an op. Out: the reason why PyTorch or Python runs it; "" if it may be compiled.
+
+    ends_region(torch.add)             ""
+    ends_region(call_module)           "is a module that PyTorch runs: …"
 """
 
 from __future__ import annotations
@@ -137,6 +140,6 @@ def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
 
 
 def about_a_loop(reason: str) -> str:
-    """Why the driver runs a loop, after "the loop": reasons of ops in it say what those need."""
+    """Return why the driver runs a loop, to follow the words "the loop"."""
     says_so = reason.startswith(("is not lifted", "loops as often"))
     return reason if says_so else f"is not lifted: {reason}"

@@ -317,8 +317,8 @@ def _negation(known: Abs) -> Abs:
 
 
 def _is(host: Host, a: Abs, b: Abs) -> Abs | None:
-    """Only None (and other constants) can be told apart now. Two lists of the caller's may be one
-    list."""
+    """Return `x is y` for None and other constants. Two lists of the caller's may be one list, so
+    others stay open."""
     for x, y in ((a, b), (b, a)):
         if x.value is None and y.value is not OPAQUE:
             return Abs(y.value is None)

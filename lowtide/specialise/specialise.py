@@ -310,7 +310,7 @@ class _Specialiser:
         between iterations."""
         known = self.b.is_known(index)
         if known is not None or varies(index):
-            return known  # of a loop that is lifted: now so, now so
+            return known  # it differs between iterations of a lifted loop
         return self.ask(index)
 
     def ask(self, index: Index) -> bool | None:
@@ -574,7 +574,7 @@ class _Specialiser:
         )
 
     def reset(self, mark: tuple[int, ...]) -> None:
-        """Forgets what an op that failed half-way left behind."""
+        """Undo the partial changes of an op that failed."""
         program = self.b.program
         for xs, before in reversed(self._undo[mark[3] :]):
             xs.value = before

@@ -60,10 +60,9 @@ def invert(
     dropping: bool,
     known: Sequence[Index] = (),
 ) -> Inverse:
-    """Solves index == y for the axes in scope; raises Unsupported.
-
-    `dropping`: a clamped index belongs to a load that is not used where it is out of bounds;
-    `known`: what is not negative wherever it is used."""
+    """Solve index == y for the axes in scope. Raises Unsupported. `dropping`: a clamped index
+    belongs to a load whose value is dropped where it is out of bounds. `known`: indices that are
+    not negative wherever the load is used."""
     found = _of_axes(index, y, scope)
     if found is not None:
         return found
@@ -296,8 +295,8 @@ class _Solver:
         self.at[a] = inside
 
     def _require(self, value: Index, extent: Index) -> bool:
-        """Makes it a condition that the value lies in [0, extent); True where it does anyway. A
-        remainder is asked too: `L % 2 == y` has no solution at the third place of a tensor."""
+        """Require that the value is in [0, extent). Return True if it always is. Remainders are
+        checked, too: `L % 2 == y` has no solution for y = 2."""
         low, high = nonnegative(value), _below(value, extent)
         if not low:
             self.conditions.append(place(value) >= place(as_index(0)))

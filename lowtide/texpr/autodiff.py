@@ -410,7 +410,7 @@ class _Cotangents:
             )
 
     def close(self, y: Delay) -> None:
-        """Defines the cotangent of a delay, which others read already."""
+        """Define the cotangent of a value, and pass it on to the operands of the value."""
         if y.name not in self.needed:
             return
         dense, _ = self._split(y.name, False)
@@ -425,7 +425,7 @@ class _Cotangents:
         self.inputs[made] = Input(name=made, dtype=dtype, shape=shape, strides=strides)
 
     def spread(self, d: Def) -> None:
-        """Defines the cotangent of a value, and hands it on to what the value is made of."""
+        """Define the cotangent of a value, and pass it on to the operands of the value."""
         pulled = self.diff.pulled(d.name)
         if pulled is None or d.name not in self.needed:
             return
@@ -527,7 +527,7 @@ def _summed_in(dtype: DType) -> DType:
 
 
 def _fresh(scope: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[Axis, Index]]:
-    """Axes of its own for a definition, and what those of the scope become."""
+    """Return new axes for a definition, and the index over them for each axis of the scope."""
     fresh = {a: Axis(f"n{k}", a.extent) for k, a in enumerate(scope)}
     return tuple(fresh.values()), {a: as_index(b) for a, b in fresh.items()}
 

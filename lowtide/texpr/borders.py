@@ -95,7 +95,7 @@ def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
 
 
 class _Copies:
-    """The padded copies, by what they hold."""
+    """The padded copies, by their contents."""
 
     def __init__(self, made: list[Def]) -> None:
         self.names: dict[Expr, str] = {}

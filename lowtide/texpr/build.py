@@ -2,7 +2,9 @@
 
 In:  the region's inputs as `Val`, sizes as ints or `Index`, numbers as Python values or `Expr`.
 Out: a `Program`. A comparison of sizes that the known ranges cannot decide raises `NeedConst`.
-`specialise` then makes these sizes constants of the signature, and lowers the region anew.
+`specialise` then makes these sizes constants of the signature, and lowers the region a second time.
+
+    b.tensor((n, m), f32, lambda idx: b.load(x, idx[:1]))      adds t0[i, j] = x[i], returns its Val
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class Builder:
         self.writes: list[tuple[Val, Val]] = []  # inputs, and what is to be written there at last
         self.ask: bounds.Ask = lambda _: None  # may split the signature by the answer
         self.found_equal: Callable[[Index, Index], None] = lambda _, __: None  # may have one symbol
-        self.answers: Mapping[Index, bool] = {}  # to what was asked before
+        self.answers: Mapping[Index, bool] = {}  # to earlier questions
         self.loops: list[int] = []  # the first definitions of the bodies that are followed
         self._serial = 0
 

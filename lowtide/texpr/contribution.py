@@ -190,7 +190,7 @@ def _is_few(rest: tuple[Axis, ...]) -> bool:
 def _summed(rest: tuple[Axis, ...], body: Expr, within: DType) -> Expr:
     if not rest:
         return body
-    if isinstance(body, Select) and is_number(body.no, 0):  # which element it is, asked once
+    if isinstance(body, Select) and is_number(body.no, 0):  # the element is tested once
         conds = parts_of(body.cond)
         outer = joined([c for c in conds if not c.free & frozenset(rest)])
         if outer is not None:

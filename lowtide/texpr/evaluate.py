@@ -2,6 +2,9 @@
 
 In:  a program, its input tensors and the values of its size symbols. Out: every value as a tensor.
 For small sizes: a reduction builds its whole grid. Every load is checked to lie in bounds.
+
+    evaluate(program, {"x": x}, {"N": 3})["t0"]         t0[i] = x[i] * 2: the tensor x * 2
+
 (The idea is tinygrad's `ops_python.py`: a tiny interpreter as the living definition.)
 """
 

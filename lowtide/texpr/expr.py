@@ -35,9 +35,9 @@ from lowtide.texpr.index_ranges import rebuild
 
 
 class Expr:
-    """One node. What is asked again and again is found once, when the node is made: its `children`,
-    the `atoms` that its indices and reductions are made of, and of these the axes that are `free`,
-    all including those of its children. `reads`: what `loads` has found."""
+    """One node of an expression. Facts that are read often are found once, when the node is made.
+    These are its `children`, the `atoms` of its indices and reductions, and the axes that are
+    `free`, all including those of its children. `reads`: a cache of `loads`."""
 
     __slots__ = ("__weakref__", "atoms", "children", "dtype", "free", "reads")
     dtype: DType
@@ -71,7 +71,7 @@ class At(Expr):
 
 
 class Scalar(Expr):
-    """A number handed in at run time."""
+    """A number that the caller passes at run time."""
 
     __slots__ = ("name",)
     name: str
@@ -144,7 +144,7 @@ def _make(
 
 
 def _look_inside(node: Expr, children: tuple[Expr, ...]) -> None:
-    """Sets what a node knows of its parts."""
+    """Set a node's facts from those of its parts."""
     atoms, axes = frozenset[Atom](), frozenset[Axis]()
     if held := indices(node):
         children = (*children, *gathered(held))
@@ -217,8 +217,8 @@ def add_at(place: Load, value: Expr) -> AddAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A tensor handed in: `strides` in elements, one per dimension; `order`: see `orders`, None
-    where it lies in the order of its dims, or has gaps."""
+    """An input tensor: `strides` in elements, one per dimension. `order`: see `orders`; None if the
+    tensor lies in the order of its dims, or has gaps."""
 
     name: str
     dtype: DType

@@ -33,7 +33,8 @@ FEW = 4  # elements are few if they are at most this fraction of all
 def few_elements(
     defs: list[Def], stored: Set[str], hints: Mapping[str, int], room: int
 ) -> list[Def]:
-    """See the module's text. `room`: elements of what may be stored instead."""
+    """Return the definitions without elements that nothing reads; see the module's text. `room`:
+    the number of elements that may be stored instead."""
     return _FewElements(defs, stored, hints, room).defs()
 
 

@@ -18,7 +18,7 @@ Number = float | int
 
 
 class F:
-    """One expression; numbers beside it become constants of its dtype."""
+    """An expression with operators; numbers in operations with it become constants of its dtype."""
 
     __slots__ = ("e",)
 

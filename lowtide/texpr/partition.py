@@ -52,7 +52,7 @@ OF_STEP: Final = "_step"  # the ending of a name: the row of one step
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """A Program; what it gives to later parts or to the caller are its outputs."""
+    """A Program, whose outputs later parts or the caller read."""
 
     program: Program
 
@@ -527,7 +527,8 @@ def _rewritten(d: Def, visit: Callable[[Expr], Expr | None]) -> Def:
 
 
 def _settled(program: Program) -> Program:
-    """Delays read by what they do not depend on are choices between `init` and the step before."""
+    """Replace loads of delays from outside of their cycle by a choice between `init` and the step
+    before."""
     members = {y.name: c.members for c in cycles(program) for y in c.delays}
 
     def settled(d: Def) -> Def:

@@ -234,7 +234,7 @@ class _Puller:
         return F(ex.load(self.d.name, self._here(), self.d.dtype))
 
     def _picked(self, e: Reduce, g: Expr) -> Contributions:
-        """Everything goes to the element whose index is returned beside the extreme."""
+        """Return the cotangent for the element whose index is returned with the extreme."""
         if not self._reaches(e.body):
             return {}
         (axis,) = e.axes
@@ -255,11 +255,12 @@ class _Puller:
         return value.equals(own) | value.test("isnan")
 
     def _shared(self, e: Reduce, g: F) -> Expr:
-        """Equal extremes share alike; beside NaN, `amax` gives NaN to all, `max` all to it."""
+        """Return the cotangent divided among equal extremes. With a NaN, `amax` gives NaN to all,
+        `max` all to the NaN."""
         if self.exact is None:
             raise Unsupported("equal extremes of sums, which may differ when computed again")
         whole = self.d.op in ("max", "min")
-        apart = whole or self.d.op in ROOTS  # what is no extreme gets nothing, also beside NaN
+        apart = whole or self.d.op in ROOTS  # others than extremes get nothing, even with a NaN
         hit = self._hit(self.exact) if whole else F(self.exact).equals(self._own())
         ones = F(ex.cast(hit.e, e.dtype))
         count = self._helper("ties", "sum", e, ones.e)

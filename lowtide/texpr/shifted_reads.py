@@ -75,7 +75,7 @@ def _often(
     few: Set[str],
     hints: Mapping[str, int],
 ) -> Iterator[str]:
-    """Return values to store, because their elements would be computed often. In a chain of shifts
+    """Yield values to store, because their elements would be computed often. In a chain of shifts
     this is decided from the beginning: an inlined value is computed with its reader."""
     reads: dict[str, list[Load]] = {}
     anyway = set(roots)  # what is computed once in any case
@@ -107,7 +107,7 @@ def _costs_much(
 
 
 def _operations(e: Expr) -> int:
-    """For one element; 0 if it only moves what it reads."""
+    """Return the operations for one element; 0 if it only moves data."""
     if not any(isinstance(n, Apply) and ex.loads(n) for n in ex.walk(e)):
         return 0
     uneven = (load for load in set(ex.loads(e)) if any(map(_divides, load.index)))

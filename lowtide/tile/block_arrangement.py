@@ -59,7 +59,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Sizes, the blocks that they give, and what is predicted for these."""
+    """Sizes, their blocks, and the prediction for these."""
 
     sizes: BlockSizes
     blocks: Blocks
@@ -168,8 +168,8 @@ class BlockArrangement(Arrangement):
         return next((names for kind, names in VARIED.items() if kind in kinds), ())
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """Of an axis that is held in full, how much longer it is than what the GPU can hold; None
-        where it can hold all of them."""
+        """Return, for an axis that is held in full, how much longer it is than the GPU can hold;
+        None if it can hold all."""
         planned = {a: self.power(a) for a in self._kept_in_full()}
         known = (a for a in planned if symbols(a.extent) <= sizes.keys())
         wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
@@ -287,10 +287,9 @@ class BlockArrangement(Arrangement):
         return len(lacking - {frozenset[Axis]()}) >= 2
 
     def _product_tiles(self, item: Item, given: Mapping[Axis, int]) -> Blocks | None:
-        """Blocks of a product: a side of rows, one of columns, and a part of what is summed over.
-
-        Of several axes on one side, or summed over, the longest is the block; the others go point
-        by point."""
+        """Return the blocks of a product: a side of rows, one of columns, and a part of the summed
+        axis. Of several axes on one side, or summed over, the longest is the block; the others go
+        point by point."""
         best: tuple[int, Blocks] | None = None
         for i, j, k in self.known[item].products:
             tiles = self._tiles_of_product(item, (i, j, k), given)
@@ -300,7 +299,7 @@ class BlockArrangement(Arrangement):
         return best[1] if best else None
 
     def _products(self, item: Item) -> Iterator[tuple[Axis, Axis, Axis]]:
-        """Rows, columns, and what is summed over, of products that an item may be."""
+        """Yield rows, columns and summed axes of the products that an item may be."""
         if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
             return
         long = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}

@@ -65,7 +65,7 @@ def _fits(e: Expr, row_points: Callable[[Expr], int | None]) -> bool:
 
 
 def _cost(e: Expr, chosen: Set[Expr], row_points: Callable[[Expr], int | None]) -> int:
-    """Of what it does at each point itself, with the chosen ones inside at hand."""
+    """Return the cost at each point, with the `chosen` expressions inside available."""
     inside = chosen - {e}
     own = (n for n in reached(e, inside) if n not in inside)
     return sum(node_cost(n) for n in own if row_points(n) != 1)

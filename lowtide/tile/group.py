@@ -96,9 +96,9 @@ def group(
     once: Set[str] = frozenset(),
     alone: Set[str] = frozenset(),
 ) -> list[Group]:
-    """Merge greedily, twice: where nothing is lost or values of pairs would have to be stored, then
-    where a merge is merely possible. `apart`: what runs a tile keeps nothing for the next one;
-    `once`: what no second kernel may compute; `alone`: what shares no kernel."""
+    """Merge groups greedily: first where nothing is lost or values of pairs would have to be
+    stored, then wherever possible. `apart`: a task keeps nothing for the next one. `once`: values
+    that no second kernel may compute. `alone`: values that share no kernel."""
     roots = set(program.outputs) | set(program.checks)
     kept = roots.union(*(sources(program.defs[n]) for n in alone))
     limits = _limits(program, kept, 2 * threads, hints, apart)

@@ -123,7 +123,7 @@ def place_in(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
 
 @lru_cache(maxsize=8192)
 def stride_along(offset: Index, axis: Axis) -> Index | None:
-    """By how much the offset grows with the axis; None where that is not a fixed step."""
+    """Return the step of the offset along the axis; None if it is not fixed."""
     if any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
         return None
     zero = substitute(offset, {axis: as_index(0)})
@@ -135,10 +135,9 @@ def stride_along(offset: Index, axis: Axis) -> Index | None:
 
 @lru_cache(maxsize=8192)
 def along_lanes(offset: Index, axis: Axis, lanes: int) -> Index | None:
-    """By how much the offset grows with each lane of a vector that begins at a multiple of `lanes`;
-    None where that is not a fixed step.
-
-    16 lanes of `(j % 256) // 32` and `j % 32` are side by side: heads of 32, one after another."""
+    """Return the step of the offset per lane of a vector that begins at a multiple of `lanes`; None
+    if it is not fixed. 16 lanes of `(j % 256) // 32` and `j % 32` are contiguous: heads of 32, one
+    after another."""
     step = stride_along(offset, axis)
     if step is None:
         known = _lane_step(offset, axis, lanes)
@@ -300,8 +299,8 @@ def shared_rows(d: Def) -> Axis | None:
 
 
 def short_row(d: Def) -> Axis | None:
-    """Of the gradient of a convolution's weights, the places of a row: they share what is read of
-    the other factor, and stay in registers together (see `long_sum`)."""
+    """Return the axis of the places of a row, in the gradient of a convolution's weights. They
+    share the loads of the other factor, and stay in registers together (see `long_sum`)."""
     e = d.expr
     if not isinstance(e, Reduce) or e.fn != "sum" or not isinstance(e.body, Apply):
         return None
@@ -329,9 +328,8 @@ def _goes_far(e: Expr, over: tuple[Axis, ...]) -> bool:
 
 
 def long_sum(item: Item, ctx: Context) -> Axis | None:
-    """Of the gradient of a convolution's weights, the long axis along which both factors lie.
-
-    dw[o, c, p, q] = sum[i, j](dy[o, i, j] * x[c, i + p, j + q])        j: few results, long sums"""
+    """Return the axis of the places of a row, in the gradient of a convolution's weights. They
+    share the loads of the other factor, and stay in registers together (see `long_sum`)."""
     e = item.d.expr
     if item.kind != "reduce" or not isinstance(e, Reduce) or e.fn != "sum":
         return None

@@ -65,7 +65,8 @@ def plan(arrangement: Arrangement, moving: Set[str] = frozenset()) -> Kernel:
 
 
 class _Stale(Exception):
-    """A reader comes after the tile of what it reads is gone: that must be computed again."""
+    """Raised if a reader comes after the tile of its operand is gone, which must then be
+    recomputed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -226,8 +227,8 @@ class _Planner:
     def _needed_first(
         self, together: list[Item], skipped: list[Item], axis: Axis, path: tuple[Axis, ...]
     ) -> list[Item]:
-        """Skipped items that could run before the sweep and let more items join it, with all that
-        these read of what is skipped."""
+        """Return skipped items that could run before the sweep, with the skipped items that they
+        read. More items can then join the sweep."""
         wanted: set[str] = set()
         for item in skipped:
             more = [a for a in item.chain if a not in path]
@@ -396,8 +397,7 @@ class _Planner:
             self._add(rescale, body, scope)
 
     def _nan_where_all_is_low(self, item: Item, body: list[Stmt], scope: _Scope) -> None:
-        """Return a rescaled sum at its end: NaN where the maximum is -inf, as exp(-inf - -inf)
-        is."""
+        """Make a rescaled sum at its end NaN where the maximum is -inf, as exp(-inf - -inf) is."""
         m = self.a.rescaled.get(item.name)
         if m is None or online.is_guarded(item.body, m):
             return

@@ -25,12 +25,12 @@ BASE_REGISTERS = 26  # addresses, counters, masks
 FRAGMENTS = 0.25  # of what a product by multiply-adds reads, so much is in registers at once
 LONGEST_STEPS = 32  # of a product by multiply-adds, which are written out
 MOST_REGISTERS = 190  # of a thread, as reckoned here: beyond, compilers may spill
-REGISTER_STEP = 8  # by which they are handed out
-SYSTEM_BYTES = 1 << 10  # of shared memory that each program takes beside its own
+REGISTER_STEP = 8  # the GPU allocates multiples of this
+SYSTEM_BYTES = 1 << 10  # of shared memory that each program takes besides its own
 SHARED_RATE = 128  # bytes per clock that a multiprocessor's shared memory gives
 CACHE_RATE = 64  # the same of what comes from L2
 L2_TIMES = 3  # how much faster than memory L2 is
-LOAD_CLOCKS = 700  # until what a program has asked for is there
+LOAD_CLOCKS = 700  # from a load to its value
 VISIT_CLOCKS = 40  # of a sweep's step: a barrier, a branch, the next places
 FOLD_CLOCKS = 250  # of a block along an axis: through shared memory
 BEGIN_CLOCKS = 1500  # until a program has begun, and what it stores is on its way
@@ -42,8 +42,8 @@ SMALL_TIMES = 2  # how much longer one that is smaller takes there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A product of blocks. `dtype`: what both sides are handed over in; `read_bytes`: blocks that
-    are read from memory for them; `made_bytes`: sides that are computed of these."""
+    """A product of blocks. `dtype`: of both operands. `read_bytes`: blocks that are read from
+    memory for them. `made_bytes`: operands that are computed from these."""
 
     rows: int
     columns: int
@@ -123,7 +123,7 @@ def _registers(shape: Shape, gpu: Gpu, threads: int) -> int:
 
 
 def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
-    """Registers of a thread for what a product by multiply-adds reads."""
+    """Return the registers of a thread for the operands of a product by multiply-adds."""
     if is_by_units(p, gpu):
         return 0.0
     side = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has

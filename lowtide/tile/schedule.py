@@ -90,7 +90,7 @@ def _choose_parts(nest: Nest, kernel: Kernel) -> None:
 
 
 def _cost_here(e: Expr, nest: Nest) -> int:
-    """Operations that the nest itself does: what it reads from a buffer is done already."""
+    """Return the operations that the nest does itself, without those whose results a buffer has."""
     return sum(node_cost(node) for node in reached(e, nest.reads) if node not in nest.reads)
 
 

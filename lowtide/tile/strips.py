@@ -163,7 +163,8 @@ class _Cutter:
         return self.rows.keys() == self.inside
 
     def _agrees(self, d: Def, load: Load) -> bool:
-        """Notes what a load says of the rows of its source or its user, if it knows the other's."""
+        """Note the rows of the source or the user of a load, if it knows the other's. Return False
+        if they disagree."""
         made = self.program.defs[load.source]
         walked = {the_axis(i): a for i, a in zip(load.index, made.axes, strict=True)}
         mine, theirs = self.rows.get(d.name), self.rows.get(made.name)
@@ -329,7 +330,8 @@ def _added(d: Def, before: str) -> Def:
 
 
 def _turned(program: Program) -> Program:
-    """Sums that are only read to be handed out with their axes in another order have that order."""
+    """Return the Program in which sums are stored in the order of axes in which they are
+    returned."""
     users = Counter(s for d in program.defs.values() for s in {x.source for x in ex.loads(d.expr)})
     defs = dict(program.defs)
     for n, d in program.defs.items():

@@ -1,5 +1,16 @@
-"""Return the order in which a kernel adds up a definition; None if it has no such float sum. Raises
-VerifyError if two nests differ."""
+"""The order in which a kernel adds up a float sum: equal orders give equal bits.
+
+In:  a scheduled kernel and a definition of its group.
+Out: an `Order`. Two are equal if each result combines the same terms, in the same order, by the
+     same operations, whatever else the kernels do.
+
+    for k by 144                                   (k by 144), k, fma
+      nest (j vector x3, i unroll 8, k)       ->   whichever of i and j lies along the lanes: a lane
+        t = sum[k](a[i, k] * b[k, j])              has one result
+
+    nest (i unroll 4, k vector x1)            ->   k in 8 lanes: each of them has an eighth of a sum
+      t = sum[k](a[i, k] * b[i, k])
+"""
 
 from __future__ import annotations
 

@@ -107,6 +107,6 @@ def target_for(vector_bytes: int, threads: int, tiling: str = "") -> Target:
 
 
 def block_target(gpu: Gpu = USUAL, tiling: str = "") -> Target:
-    """Of a GPU: what the planner asks of a CPU has no say in blocks."""
+    """Return the target of a GPU. Facts about a CPU in it are not used for blocks."""
     choices = {**BLOCK_CHOICES, **BLOCK_TILINGS[tiling]}
     return replace(target_for(16, 1), blocks=BlockTarget(gpu=gpu, choices=choices))

@@ -43,7 +43,7 @@ class _Event:
 
 
 def verify(kernel: Kernel) -> None:
-    """Raises VerifyError if a nest reads what is not there."""
+    """Raise VerifyError if a nest reads a value that does not exist there."""
     past: dict[str, list[_Event]] = {b.name: [] for b in kernel.buffers}
     for stmt, around in _in_order([*kernel.prologue, *kernel.body]):
         if isinstance(stmt, Fill):

@@ -69,8 +69,8 @@ def surroundings(orders: bool = False) -> tuple[Any, ...]:
 
 
 def _is_harmless(mode: Any) -> bool:
-    """PyTorch's default device, which decides where tensors are made; a dispose scope, which is
-    told what compiled code gives (`memory/watching`)."""
+    """Return whether a mode is PyTorch's default device, or a dispose scope, which gets the results
+    of compiled code (`memory/watching`)."""
     return type(mode) is DeviceContext or getattr(mode, "takes_results", False)
 
 

@@ -95,7 +95,7 @@ def _emit(
     called: Collection[str],
     done: dict[tuple[str, int], str],
 ) -> None:
-    """Appends `snippet` at `layout` to `done`, after what it calls."""
+    """Append `snippet` at `layout` to `done`, after its callees."""
     key = (snippet.name, layout.lanes)
     if key in done:
         return

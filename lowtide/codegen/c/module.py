@@ -2,6 +2,8 @@
 
 In:  kernel texts with the same number of lanes. Out: C source without includes.
 
+    typedef float f32v …;  LT_INLINE f32v exp_f32(f32v x) {…}  …  void k0(…) {…}
+
 Before a kernel is compiled, `without_names` replaces the names of the user's program by numbers.
 So the kernels of two layers that differ in names only are one library.
 """

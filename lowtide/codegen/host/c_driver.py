@@ -197,7 +197,7 @@ class CDriver:
                 self._pieces[root].end = len(self.program.body)
 
     def body(self) -> Iterator[str]:
-        """Return the statements of the function."""
+        """Yield the statements of the function."""
         self._lay_out()
         self._sizes = dict.fromkeys(self.program.sizes)
         for s in self.program.body:

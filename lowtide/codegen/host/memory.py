@@ -34,7 +34,7 @@ from lowtide.texpr.sizes import evaluate
 
 
 def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iterator[Event]:
-    """Return the allocations and frees of one run. What is not freed is a result."""
+    """Yield the allocations and frees of one run. What is not freed is a result."""
     known = dict(sizes)
     own: dict[str, int] = {}  # sizes that the program computes
     held: dict[str, Held] = {}

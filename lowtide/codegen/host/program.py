@@ -194,7 +194,7 @@ class HostProgram:
 
 
 def names_in(place: Place) -> Iterator[str]:
-    """Return the names of the tensors in a place."""
+    """Yield the names of the tensors in a place."""
     match place:
         case str():
             yield place
@@ -207,7 +207,7 @@ def names_in(place: Place) -> Iterator[str]:
 
 
 def reads(statement: Statement) -> Iterator[str]:
-    """Return the tensors and the work memory that a statement reads."""
+    """Yield the tensors and the work memory that a statement reads."""
     match statement:
         case Over() | Dense() | View():
             yield statement.of

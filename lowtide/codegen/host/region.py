@@ -171,7 +171,7 @@ class RegionProgram:
 
 
 def live_ins(program: RegionProgram) -> Iterator[int]:
-    """Return the positions of live-ins that are read or returned after the kernels have run."""
+    """Yield the positions of live-ins that are read or returned after the kernels have run."""
     for statement in program.after:
         match statement:
             case Size(operands=operands) | Call(operands=operands):

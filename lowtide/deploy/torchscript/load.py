@@ -48,7 +48,7 @@ def load(opened: Archive, place: Placed, shown: str) -> tuple[ScriptModule, OldA
 
 
 class _Ranges:
-    """The debug tables, each read when it is asked for."""
+    """The debug tables, each read at its first use."""
 
     def __init__(self, raw: Mapping[str, bytes]) -> None:
         self._raw = raw

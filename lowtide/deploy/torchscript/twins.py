@@ -91,7 +91,7 @@ def _loaded(old: Any, shown: str) -> tuple[Any, Any]:
 def _pairs(
     twin: torch.nn.Module, old: Any, seen: set[int]
 ) -> Iterator[tuple[torch.nn.Module, Any]]:
-    """Return each module of the twin, with the old one."""
+    """Yield each module of the twin, with the old one."""
     old = _behind(old)
     if id(twin) in seen:
         return

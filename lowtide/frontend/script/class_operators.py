@@ -37,7 +37,7 @@ def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -
     name = _DUNDERS[py_name]
     mirrored = _MIRRORED.get(name, f"r{name}")
     sides = [(left, name, right), (right, mirrored, left)]
-    if _is_derived(right, left):  # then it is asked first
+    if _is_derived(right, left):  # then Python calls its method first
         sides.reverse()
     for own, method, other in sides:
         found = _operator_method(c, node, own, f"__{method}__", other)

@@ -113,7 +113,7 @@ def _searched(
     otherwise: ast.stmt,
     default: list[Node],
 ) -> Node:
-    """Loops over what a generator runs over, with `found` in the innermost, then `otherwise`."""
+    """Compile the loops of a generator, with `found` in the innermost, then `otherwise`."""
     body: list[ast.stmt] = [found]
     for part in reversed(generators):
         for test in reversed(part.ifs):
@@ -217,7 +217,7 @@ def _looped(
     innermost: Callable[[], None],
     outermost: Iteration | None = None,
 ) -> None:
-    """Return a list built by a loop. `outermost`: the first iterable, if it is compiled already."""
+    """Compile the loops around `innermost`. `outermost`: the first, if already compiled."""
     if not generators:
         innermost()
         return

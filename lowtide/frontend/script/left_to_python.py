@@ -227,8 +227,8 @@ def python_call(
     target: object = None,
     modules: Sequence[torch.nn.Module] = (),
 ) -> Node:
-    """Return the result of a Python function that is called at run time. `target`: what is called
-    if it is not `fn` itself. `modules`: those that it uses besides its arguments."""
+    """Return the result of a Python function that is called at run time. `target`: the name of the
+    callee, if not of `fn`. `modules`: those that it uses besides its arguments."""
     operands, kwnames = operands_of(c, call)
     _note_assigned(c, fn, [*modules, *(a.module for a in call.args if isinstance(a, ModuleRef))])
     name = python_objects.name_of(fn if target is None else target)

@@ -435,7 +435,7 @@ class _Body:
         begin: Value,
     ) -> None:
         c = self.c
-        if self._asks:  # its length is asked for in each iteration
+        if self._asks:  # each iteration reads its length
             trips = c.const(MAX_TRIPS)
         with c.builder.inside(trial.block):
             c.builder.emit("yield", [trial.condition, *trial.values])

@@ -148,8 +148,8 @@ def _has_several_outs(schema: Any, keywords: Mapping[str, Value]) -> bool:
 
 
 def _as_told(c: Context, node: ast.AST, schema: Any, found: Node) -> Node:
-    """Return the result as the schema tells: a list, not the tuple of PyTorch's functions; of the
-    type that is told, where less is known."""
+    """Return the result in the schema's form: a list instead of a tuple of PyTorch's functions, and
+    the schema's type where less is known."""
     if len(schema.returns) != 1:
         return _several(c, node, schema, found)
     text = str(schema.returns[0].type)

@@ -70,7 +70,7 @@ class TraceMode(TorchFunctionMode):
         self.recorder = recorder
         self._inference = torch.is_inference_mode_enabled()
         self._grad = torch.is_grad_enabled()
-        self._enabled = False  # or the user was told
+        self._enabled = False  # or the user was warned
         self._no_grad = 0  # how many are entered
         self._transform = transform()
 

@@ -1,4 +1,9 @@
-"""The record of one op on Python values, and the type rules that several families share."""
+"""The record of one op on Python values, and the type rules that several families share.
+
+    OpDef(name="py.len", run=len, result=always(INT))
+
+A type rule takes the types of the operands, and returns that of the result or None.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _BEYOND: Final = (ValueError, OverflowError, ZeroDivisionError)
 
 
 def _of_c(run: Callable[..., Any], by_torch: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Python's function; where that raises, what the same function of C gives: inf or nan."""
+    """Return Python's function, with the result of C's where Python's raises: inf or nan."""
 
     @functools.wraps(run)
     def call(*operands: Any) -> Any:

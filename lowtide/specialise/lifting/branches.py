@@ -51,8 +51,8 @@ class _Branch:
 def chosen(
     run: Any, op: Op, cond: Expr, env: Mapping[Value, Abs], yes: TraceBranch, no: TraceBranch
 ) -> list[Abs]:
-    """Follows both branches of an `if`; raises Unsupported where there is no choice of what they
-    give."""
+    """Trace both branches of an `if`. Raises Unsupported if their results cannot be chosen
+    between."""
     outer = reachable(env.values())
     taken = _traced_branch(run, cond, nonnegative_if(cond), yes, outer)
     other = _traced_branch(run, varying.negated(cond), nonnegative_unless(cond), no, outer)

@@ -64,7 +64,7 @@ class Body:
         return Rewriter(visit)(e)
 
     def check(self, e: Expr) -> None:
-        """Raises NotLifted if an expression reads what the iteration before left behind, or L."""
+        """Raise NotLifted if an expression reads the previous iteration's values, or L."""
         for load in ex.loads(e):
             if load.source in self.tainted:
                 d = self.tainted[load.source]
@@ -95,9 +95,9 @@ def closed(
     inner: Collection[str],
     shapes: Mapping[str, Sequence[Index]],
 ) -> Body:
-    """Gives every definition since `first_def` the loop axis as a dim where it depends on it.
-    Carries that are `delayed` have it already: they are values of each iteration like others.
-    `inner`: the delays of loops inside; `shapes`: of what the loop carries, in an iteration."""
+    """Give definitions since `first_def` that depend on the loop axis that axis as a dim. `delayed`
+    carries have it already, as values of each iteration. `inner`: the delays of inner loops.
+    `shapes`: of the carried values, in an iteration."""
     body = Body(b, axis, carries, delayed)
     defs = b.program.defs
     if b.records and b.branched:
@@ -179,7 +179,7 @@ def _taint(body: Body, inner: Collection[str]) -> None:
 
 
 def _side_by_side(body: Body, name: str) -> None:
-    """Return a delay of an inner loop, for all iterations at once."""
+    """Define a delay of an inner loop, for all iterations at once."""
     b, y = body.b, body.b.program.delays[name]
     trips = body.axis.extent
     if y.source not in body.in_steps:

@@ -40,8 +40,8 @@ def begun(b: Builder, is_alone: bool, going: Abs) -> Ending:
 
 
 class Ending:
-    """`held`: what an iteration leaves of what the loop carries, by the stand-in's name; the last
-    of these is whether it goes on."""
+    """A loop that may end early. `held`: the carried values after an iteration, by the stand-in's
+    name; the last one is whether the loop goes on."""
 
     def __init__(self, b: Builder) -> None:
         self.b = b
@@ -56,7 +56,8 @@ class Ending:
         return Abs(self.b.tensor((), dtypes.boolean, lambda _: truth))
 
     def hold(self, carried: Sequence[tuple[Abs, Abs]]) -> None:
-        """Of what an iteration is given and leaves: where the loop has ended, all is as it was."""
+        """Make carried values keep their old value once the loop has ended. `carried`: pairs of a
+        value before and after an iteration."""
         b, flag = self.b, carried[-1][0].value
         assert isinstance(flag, Val)
         alive, self.alive = b.load(flag, ()), flag.name

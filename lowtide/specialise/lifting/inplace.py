@@ -117,7 +117,7 @@ def root_of(x: Abs) -> Abs:
 
 
 def refresh(host: Host, x: Abs) -> None:
-    """Makes a view again if what it views has changed since."""
+    """Recompute a view whose base has changed."""
     made = host.views.get(x)
     if made is None:
         return

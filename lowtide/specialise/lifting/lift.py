@@ -274,8 +274,8 @@ class Lift:
             raise NotLifted("it carries a view, or an item of a list")
 
     def _check_start(self, x: Abs, y: Abs) -> None:
-        """Of what begins as x, and is y after a step: a stand-in is no name of x, which the first
-        step may change under another name, and others after the loop."""
+        """Raise NotLifted if a carried value that begins as x, and is y after a step, may change
+        under another name of x."""
         seen = set[Abs]()
         while y in self.args and y not in seen:  # it hands on what it was given, `a, b = b, a`
             seen.add(y)

@@ -37,8 +37,8 @@ class NotLifted(Exception):
 
 
 class Carried(NotLifted):
-    """These stand-ins must be carried from step to step, or what they need: `are_read` says that an
-    iteration reads what the one before it left in all of them."""
+    """These stand-ins, or those that they need, must be carried from step to step. `are_read`: an
+    iteration reads the previous values of all of them."""
 
     def __init__(self, why: str, names: Collection[str], are_read: bool = False) -> None:
         super().__init__(why)
@@ -47,7 +47,8 @@ class Carried(NotLifted):
 
 
 class Carry:
-    """One carried tensor: its name in formulas, the element's index, and what it was before."""
+    """One carried tensor: its name in formulas, the element's index, and its value before the
+    loop."""
 
     def __init__(
         self,

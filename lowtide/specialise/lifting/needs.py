@@ -51,7 +51,7 @@ def read_where_needed(b: Builder, first_def: int, axis: Axis) -> None:
 
 
 class _Copies:
-    """The copies, by what they are of and under which conditions; `made`: the latest."""
+    """The masked copies, by the original and its conditions; `made`: the latest."""
 
     def __init__(self, b: Builder, own: frozenset[str], axis: Axis, around: frozenset[str]) -> None:
         self.b = b

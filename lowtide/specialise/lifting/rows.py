@@ -48,9 +48,9 @@ class Growing(Pending):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Items that a loop made: the slices of `whole` along its first dim. `last`: what the loop
-    hands on and is the last of them; `aliases`: all that it hands on and may be one of them;
-    `are_views`: of tensors from before the loop."""
+    """Items that a loop made: the slices of `whole` along its first dim. `last`: the carried value
+    that is the last item. `aliases`: all carried values that may be an item. `are_views`: the items
+    are views of tensors from before the loop."""
 
     whole: Val
     last: Abs | None = None

@@ -24,7 +24,8 @@ from lowtide.texpr.index import Index, as_index
 
 
 def needs(program: Program, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """For each stand-in, those that its next value is made of. `values`: where that stands."""
+    """Return, for each stand-in, those that its next value needs. `values`: the name of the next
+    value."""
     found = {n: ex.needed(program, [v]) for n, v in values.items()}
     return {n: frozenset(values.keys() & made) for n, made in found.items()}
 
@@ -32,8 +33,11 @@ def needs(program: Program, values: Mapping[str, str]) -> dict[str, frozenset[st
 def first_cycle(
     failed: Carried, needs: Mapping[str, frozenset[str]], delayed: Collection[str]
 ) -> set[str]:
-    """Stand-ins that need each other, or one that needs none, and of the others only what is
-    `delayed` already; first of all such sets on which one that `failed` depends."""
+    """Return stand-ins that need each other, or one that needs none.
+
+    Of the other stand-ins, they need only `delayed` ones. The set is the first on which one of
+    `failed` depends.
+    """
     for name in sorted(failed.names):
         below = _all(name, needs, delayed)
         if failed.are_read and name in needs and name not in delayed:

@@ -37,7 +37,7 @@ ZERO = as_index(0)
 
 
 class Squares:
-    """The definitions of one body. `shapes`: of what the loop carries, in an iteration."""
+    """The definitions of one body. `shapes`: of the carried values, in an iteration."""
 
     def __init__(self, b: Builder, axis: Axis, shapes: Shapes) -> None:
         self.b = b

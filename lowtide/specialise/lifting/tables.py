@@ -121,7 +121,7 @@ def _are_apart(a: Index, b: Index) -> bool | None:
 def _places(
     conditions: Iterable[Expr], axes: Sequence[Axis], axis: Axis
 ) -> Iterator[tuple[int, Index]]:
-    """Dims of which a condition says where they are."""
+    """Yield the dims whose place a condition fixes, with the place."""
     for part in conditions:
         equal = sides(part, "eq")
         if equal is None:
@@ -218,8 +218,8 @@ class _Table:
         return [index[k] for k in self._others(len(index))]
 
     def _chosen(self, e: Expr) -> Expr:
-        """Reads of the table in between two writes: of its own row what the first one wrote, of
-        other rows those of the table."""
+        """Replace loads of the table between two writes. The own row has the value of the first
+        write; other rows have the table's."""
         defs = self.body.b.program.defs
 
         def visit(node: Expr) -> Expr | None:
@@ -235,7 +235,8 @@ class _Table:
         return Rewriter(visit)(e)
 
     def _reading(self, e: Expr) -> Expr:
-        """Reads of the table as reads of rows that were written so many iterations before."""
+        """Replace loads of the table by loads of rows that were written a fixed number of
+        iterations before."""
 
         def visit(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or node.source != self.name.name:
