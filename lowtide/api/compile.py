@@ -35,7 +35,7 @@ from lowtide.frontend.script import torch_jit_twins
 from lowtide.ir.core import Function
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
-from lowtide.torch_private.graph_capture import BACKEND, register
+from lowtide.torch_private.graph_capture import BACKEND, check_hooks, register
 
 _reason = torch_state.reason
 _of_thread = captured_graphs.of_thread
@@ -128,6 +128,7 @@ def backend(
     `options`: `budget` of each graph, and `tune`; `mode` changes nothing.
     """
     del example_inputs, mode
+    check_hooks()
     call = _of_thread.call
     return _graph(gm, _options_of(**(options or {})), "" if call is None else call.name).__call__
 

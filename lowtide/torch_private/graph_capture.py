@@ -77,6 +77,29 @@ def register(backend: Callable[..., Any]) -> None:
         registry.register_backend(backend, BACKEND)
 
 
+def check_hooks() -> None:
+    """Make the capture under way check at each call that modules have no other hooks than now.
+
+    PyTorch leaves this check out by default, for any backend, so that a hook that is registered
+    later is never called."""
+    from torch._dynamo import callback, config
+
+    if CompileContext.try_get() is None or not config.skip_nnmodule_hook_guards:
+        return
+    config.skip_nnmodule_hook_guards = False
+    callback.callback_handler.register_end_callback(_leave_hooks_out)
+
+
+def _leave_hooks_out(_: object) -> None:
+    """Undo `check_hooks` at the end of the capture: other backends have PyTorch's default."""
+    from torch._dynamo import callback, config
+
+    config.skip_nnmodule_hook_guards = True
+    handler = callback.callback_handler
+    others = [c for c in handler.end_callbacks if c is not _leave_hooks_out]
+    handler.end_callbacks = others  # another list: PyTorch iterates over the old one
+
+
 def wrapped(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Mark `call`, which calls a result of `torch.compile`, so that PyTorch finds the user's
     function in it."""
