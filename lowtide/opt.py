@@ -4,9 +4,10 @@
     python -m lowtide.opt --from specialise --shape x=100x3,n=5 --to normalise program.txt
     python -m lowtide.opt --from normalise --rewrite softmax --size N=1000 < formulas.txt
 
-In: a Function as `print_function` writes it, a Program as `print_program` does, or a host program;
-or what this command printed of one stage. `fuse`, `tile` and `emit` start
-from a Program too, which is normalised and grouped first.
+In: what this command prints of the stage before, or the same text by hand. `specialise` and the
+stages before read a Function, `tile` reads groups, `host` and `emit` read a tile program or a host
+program, the others a Program. Groups and kernels may be those of several parts, as of a loop; their
+host program is read from its own text only.
 Exit status: 0 done, 2 what was given makes no sense.
 """
 
@@ -27,7 +28,7 @@ from lowtide.budget.drivers import make_driver
 from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.c.driver import HostDialect
-from lowtide.codegen.executable import compile_program
+from lowtide.codegen.executable import compile_groups, compile_program
 from lowtide.codegen.host.parser import parse_host
 from lowtide.codegen.host.printer import print_host
 from lowtide.codegen.host.python import python_text
@@ -44,10 +45,12 @@ from lowtide.texpr.expr import Program
 from lowtide.texpr.parser import parse_program
 from lowtide.texpr.printer import print_program, sizes_of
 from lowtide.texpr.rewrites import REWRITES
+from lowtide.tile.parser import parse_groups
+from lowtide.tile.printer import TileProgram
 from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shape
 
 LIKELY: Final = 64  # a size of which nothing is said
-HEADING: Final = re.compile(r"\A\s*== .* ==\n")  # what this command prints above a text
+HEADING: Final = re.compile(r"^== (.*) ==\n", re.MULTILINE)  # what this command prints above a text
 PASSES: Final[Mapping[str, Pass]] = {
     getattr(step, "__name__", ""): step
     for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.PREPARE)
@@ -56,16 +59,37 @@ COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's st
     "split": ("tensor expressions",), "normalise": ("normal form",), "fuse": ("groups",),
     "tile": ("tile program",), "host": ("host program",), "emit": ("driver", "C"),
 }  # fmt: skip
+TITLES: Final = [title for stage in list(COMPILED)[:4] for title in COMPILED[stage]]
 Shown = Iterator[tuple[str, str]]
+FUNCTION, PROGRAM = "a Function (`def …`)", "a Program (`input …`)"
+GROUPS, TILES = "groups (`group k0`)", "a tile program (`kernel k0 …`)"
+HOST = "a host program (`result …`)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A Program on its way. `hints`: likely sizes."""
+    """A Program on its way. `hints`: likely sizes. `groups`: where it was read from these."""
 
     title: str
     program: Program
     hints: Mapping[str, int]
+    groups: TileProgram | None = None
+
+    def stages(self) -> list[tuple[str, str]]:
+        """What the code generator shows."""
+        if self.groups is not None:
+            made = compile_groups(self.groups, self.hints)
+            return (
+                [*made.first.stages, ("C", made.first.source)]
+                if self.groups.moving
+                else made.stages
+            )
+        every = [e for d in self.program.defs.values() for e in ex.walk(d.expr)]
+        scalars = dict.fromkeys(e.name for e in every if isinstance(e, ex.Scalar))
+        made = compile_program(
+            self.program, symbols=[*self.hints], scalars=[*scalars], hints=self.hints
+        )
+        return made.stages
 
 
 def choice(kind: str, name: str, known: Collection[str]) -> str:
@@ -128,10 +152,7 @@ class Run:
     def compiled(self, *names: str) -> Shown:
         """Return the texts of the code generator, by stage."""
         for w in self.work:
-            every = [e for d in w.program.defs.values() for e in ex.walk(d.expr)]
-            scalars = dict.fromkeys(e.name for e in every if isinstance(e, ex.Scalar))
-            made = compile_program(w.program, symbols=[*w.hints], scalars=[*scalars], hints=w.hints)
-            for title, text in made.stages:
+            for title, text in w.stages():
                 if title.rpartition(".")[2] in names:
                     yield f"{w.title} {title}".strip(), text
 
@@ -154,29 +175,67 @@ def value_of(p: Value, given: Mapping[str, str], options: argparse.Namespace) ->
     return torch.empty(parse_shape(given[p.name]), dtype=parse_dtype(dtype), device="meta")
 
 
+def kind_of(text: str) -> str:
+    """What a text is of."""
+    marks = {
+        FUNCTION: r"\s*def ",
+        TILES: r"kernel k\d+ ",
+        GROUPS: r"group k\d+\b",
+        HOST: r"result\b",
+    }
+    return next((k for k, mark in marks.items() if re.search(f"^{mark}", text, re.M)), PROGRAM)
+
+
+def reads(stage: str) -> tuple[str, ...]:
+    """The kinds of texts that a stage begins with."""
+    if compiler.STAGES.index(stage) <= compiler.STAGES.index("specialise"):
+        return (FUNCTION,)
+    return {"tile": (GROUPS,), "host": (TILES, HOST), "emit": (TILES, HOST)}.get(stage, (PROGRAM,))
+
+
+def parts(text: str, kind: str, options: argparse.Namespace) -> Iterator[Work]:
+    """The Program of each section; its groups, if these are what the text has."""
+    before, *sections = HEADING.split(text)
+    titled = zip(["", *sections[::2]], [before, *sections[1::2]], strict=True)
+    for title, section in titled:
+        if not section.strip():
+            continue
+        where = re.sub(rf"^\w+|\.?({'|'.join(TITLES)})$", "", title).strip()
+        if kind == PROGRAM:
+            program = parse_program(section)
+            yield Work(title=where, program=program, hints=likely_sizes(program, options))
+        else:
+            made = parse_groups(section)
+            hints = likely_sizes(made.fusion.normal, options)
+            hints = {**dict.fromkeys(made.sizes, LIKELY), **hints}
+            yield Work(title=where, program=made.fusion.program, hints=hints, groups=made)
+
+
+def likely_sizes(program: Program, options: argparse.Namespace) -> dict[str, int]:
+    """Sizes of a Program, as given or as usual."""
+    sizes = {a.name: max(a.low or 0, LIKELY) for a in sizes_of(program)}
+    return {**sizes, **{n: int(v) for n, v in pairs(options.size).items()}}
+
+
 def stages(text: str, options: argparse.Namespace) -> Shown:
     """Titles and texts; raises ArgumentFault and LowtideError."""
-    text = HEADING.sub("", text)
     known = compiler.STAGES
     begin = known.index(choice("stage", options.begin, known))
     end = known.index(choice("stage", options.end or known[-1], known))
-    if re.search(r"^result\b", text, re.MULTILINE) and begin >= known.index("host"):
-        host = parse_host(text)
+    wanted = reads(known[begin])
+    kind = kind_of(text)
+    if kind not in wanted:
+        raise ArgumentFault(f"--from {known[begin]} reads {' or '.join(wanted)}, not {kind}")
+    if kind == HOST:
+        host = parse_host(HEADING.sub("", text, 1))
         shown = {"host": print_host(host), "emit": python_text(host, HostDialect())}
         yield from ((stage, shown[stage]) for stage in known[begin : end + 1])
         return
     this = Run(options)
-    is_function = text.lstrip().startswith("def ")
-    if is_function != (begin <= known.index("specialise")):
-        kind = "a Program (`input …`), not a Function" if is_function else "a Function (`def …`)"
-        raise ArgumentFault(f"--from {options.begin} reads {kind}")
-    if is_function:
-        this.function = parse_function(text)
+    if kind == FUNCTION:
+        this.function = parse_function(HEADING.sub("", text, 1))
     else:
-        program = parse_program(text)
-        sizes = {a.name: max(a.low or 0, LIKELY) for a in sizes_of(program)}
-        given = {n: int(v) for n, v in pairs(options.size).items()}
-        this.work = [Work(title="", program=program, hints={**sizes, **given})]
+        this.work = list(parts(text, kind, options))
     for stage in known[begin : end + 1]:
         if stage == "normalise" and options.rewrite:
             found = this.rewrite()

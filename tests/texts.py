@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+_KERNEL = re.compile(r"^kernel .*(?:\n .*)*", re.MULTILINE)
 _HEAD = re.compile(r"== (fires|refuses): ([^(\n]*?)(?: \(([^)\n]*)\))?\n")
 ARROW = "==>\n"
 
@@ -71,3 +72,8 @@ def cases_of(folder: Path) -> list[Case]:
                 )
             )  # fmt: skip
     return found
+
+
+def kernels_in(text: str) -> str:
+    """What a tile program has of kernels, without the groups that they compute."""
+    return "\n".join(_KERNEL.findall(text))

@@ -16,13 +16,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
 from lowtide import compiler
+from lowtide.codegen.c.kernels import HostKernels
 from lowtide.codegen.host import memory
 from lowtide.codegen.host.build import Stage, build
 from lowtide.codegen.host.printer import print_host
@@ -36,6 +37,7 @@ from lowtide.texpr.index import Index
 from lowtide.texpr.partition import Loop, Part
 from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate
+from lowtide.tile.printer import TileProgram
 from lowtide.tile.strips import ROWS, START, Strips
 
 
@@ -233,10 +235,12 @@ def compile_program(
     hints: Mapping[str, int],
     machine: str = CPU,
     tiling: str = "",
+    make: Callable[..., Kernels] = kernels_of,
 ) -> Executable:
     """Plan a program for one signature. `symbols`, `scalars`: the order of the sizes and numbers
-    of a call. `hints`: the sizes of the first call. `tiling`: a row of `tile/target`."""
-    planner = _Planner(scalars, Kind(machine=machine, tiling=tiling))
+    of a call. `hints`: the sizes of the first call. `tiling`: a row of `tile/target`. `make`: the
+    kernels of a fused Program, which a tool may replace."""
+    planner = _Planner(scalars, Kind(machine=machine, tiling=tiling), make)
     if program.delays:
         found = compiler.parts(program, hints)
         stages = list(planner.stages(found.parts, symbols, hints, ""))
@@ -246,9 +250,19 @@ def compile_program(
     if cut is not None:
         stages = list(planner.stages(cut, symbols, hints, ""))
         return Executable(program, stages, {}, symbols, scalars)
-    made = kernels_of(fusion, symbols, scalars, hints, planner.kind)
+    made = make(fusion, symbols, scalars, hints, planner.kind)
     stage = Stage(head="", part=Part(program=program), kernels=made)
     return Executable(program, [stage], {}, symbols, scalars)
+
+
+def compile_groups(made: TileProgram, hints: Mapping[str, int]) -> Executable:
+    """Plan the groups of one part for the CPU; or use its kernels, if it has some."""
+    program, sizes, numbers = made.fusion.program, made.sizes, made.numbers
+    kernels = HostKernels(
+        made.fusion, sizes, numbers, hints, made.moving, made.updated or None, plans=made.kernels
+    )
+    stage = Stage(head="", part=Part(program=program), kernels=kernels)
+    return Executable(program, [stage], {}, sizes, numbers)
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
@@ -258,9 +272,10 @@ def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) 
 
 
 class _Planner:
-    def __init__(self, scalars: Sequence[str], kind: Kind) -> None:
+    def __init__(self, scalars: Sequence[str], kind: Kind, make: Callable[..., Kernels]) -> None:
         self.scalars = scalars
         self.kind = kind
+        self.make = make
 
     def stages(
         self,
@@ -288,7 +303,7 @@ class _Planner:
         if cut is not None:
             yield from self.stages(cut, symbols, hints, head)
             return
-        made = kernels_of(fusion, symbols, self.scalars, hints, self.kind)
+        made = self.make(fusion, symbols, self.scalars, hints, self.kind)
         yield Stage(head=head, part=part, kernels=made)
 
     def strips(
@@ -298,7 +313,7 @@ class _Planner:
         fusion = compiler.fused(part.program, known, blocks=self.kind.has_blocks, is_step=True)
         moving = (START, ROWS, *part.totals)
         names = [*symbols, START, ROWS]
-        made = kernels_of(fusion, names, self.scalars, known, self.kind, moving, part.totals)
+        made = self.make(fusion, names, self.scalars, known, self.kind, moving, part.totals)
         return Stage(head=head, part=part, kernels=made)
 
     def loop(
@@ -316,7 +331,7 @@ class _Planner:
 
         def step(program: Program) -> Kernels:
             fusion = compiler.fused(program, known, blocks=self.kind.has_blocks, is_step=True)
-            return kernels_of(fusion, names, self.scalars, known, self.kind, moving)
+            return self.make(fusion, names, self.scalars, known, self.kind, moving)
 
         if not part.program.delays:
             return Stage(head=head, part=part, kernels=step(part.program))

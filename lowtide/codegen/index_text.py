@@ -4,7 +4,8 @@ In:  an `Index`, the sign of a division, and the names of axes and gathered valu
 
     i*N + j // 4      →      z_N * x_i + ((x_j) // (4))
 
-Invariant: division rounds down, for negative numerators too, as in Python.
+Invariant: division rounds down, for negative numerators too, as in Python. Equal polynomials over
+atoms of equal names have equal texts.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ def index_text(
         return f"lt_{'floordiv' if isinstance(atom, FloorDiv) else 'mod'}({num}, {den})"
 
     def whole(i: Index) -> str:
+        # Where names do not tell two atoms apart, their texts do: atoms sort by age otherwise.
+        terms = [(sorted((*a.key[:2], atom_text(a)) for a in m), factor) for m, factor in i.terms]
         parts: list[str] = []
-        for monomial, factor in i.terms:
-            factors = [atom_text(a) for a in monomial]
+        for monomial, factor in sorted(terms, key=lambda term: (-len(term[0]), term[0])):
+            factors = [text for _, _, text in monomial]
             if factor != 1 or not factors:
                 factors.insert(0, str(factor))
             parts.append(" * ".join(factors))

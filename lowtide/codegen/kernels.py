@@ -11,7 +11,7 @@ import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from lowtide.errors import Loc
 from lowtide.runtime import rates
 from lowtide.runtime.choice import Choice
 from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import Program
 from lowtide.texpr.index import Index
 from lowtide.texpr.printer import print_program
 from lowtide.tile.arrange import Arrangement
@@ -32,6 +31,7 @@ from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
 from lowtide.tile.matmul import Matmul, as_matmul
+from lowtide.tile.printer import TileProgram, print_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class Kernels(ABC):
     """The kernels of one Program.
 
     `moving`: the Program is a step of a loop or a strip; these tensors and sizes change from step
-    to step. `updated`: inputs, and the outputs that are written to the same memory.
+    to step. `updated`: inputs, and the outputs that are written to the same memory. `plans`: the
+    kernels, if they are planned already.
     `placed`: outputs, and the operands whose memory they take: temporaries, and inputs that are
     dead after the call (`taking`)."""
 
@@ -64,19 +65,27 @@ class Kernels(ABC):
         scalars: Sequence[str],
         hints: Mapping[str, int],
         moving: Iterable[str] = (),
+        updated: Mapping[str, str] | None = None,
+        plans: Sequence[Kernel] = (),
     ) -> None:
+        self.grouped = TileProgram(
+            fusion=fusion, sizes=symbols, numbers=scalars, moving=frozenset(moving),
+            updated=updated or {},
+        )  # fmt: skip
         self.program = fusion.program
         self.symbols = tuple(symbols)
         self.scalars = tuple(scalars)
         self.normal, self.groups = fusion.normal, fusion.groups
+        moving = self.grouped.moving
         self.moving = frozenset((*moving, *self.normal.defs)) if moving else frozenset[str]()
         self.is_step = bool(self.moving)
-        self.stored = _stored(self.groups, self.normal)
+        self.stored = fusion.stored
         self.strides = memory_strides(self.normal.inputs, self.normal.defs)
         self.memory_dtypes = {n: i.dtype for n, i in self.normal.inputs.items()}
         self.memory_dtypes.update({n: d.dtype for n, d in self.normal.defs.items()})
         self.arrangements: list[Arrangement] = []
-        self.plans = [self._plan(g, f"k{k}", hints) for k, g in enumerate(self.groups)]
+        planned = (self._plan(g, f"k{k}", hints) for k, g in enumerate(self.groups))
+        self.plans = list(plans or planned)
         made = self.program.defs
         roots = {n: made[n] for n in self._roots() if n in made}
         self.shaped = {**self.normal.defs, **roots}
@@ -264,15 +273,11 @@ class Kernels(ABC):
     @property
     def stages(self) -> list[tuple[str, str]]:
         """Titles and texts: Program, normal form, groups, tile program."""
-        groups = [
-            f"{p.name}: {', '.join((*g.defs, *g.epilogue))}"
-            for p, g in zip(self.plans, self.groups, strict=True)
-        ]
         return [
             ("tensor expressions", print_program(self.program)),
             ("normal form", print_program(self.normal)),
-            ("groups", "\n".join(groups)),
-            ("tile program", "\n".join(map(str, self.plans))),
+            ("groups", print_groups(self.grouped)),
+            ("tile program", print_groups(replace(self.grouped, kernels=self.plans))),
         ]
 
     def _roots(self) -> set[str]:
@@ -288,11 +293,3 @@ def _note(p: Kernel) -> str:
 def _added(p: Kernel) -> str:
     found = ", ".join(dict.fromkeys(p.adds.values()))
     return f"; adds to {found} at places of data" if found else ""
-
-
-def _stored(groups: Sequence[Group], program: Program) -> set[str]:
-    """Return the values that lie in memory: outputs, checks, and loads of other groups."""
-    needed = {*program.outputs, *program.checks}
-    for g in groups:
-        needed |= g.all_sources()
-    return needed

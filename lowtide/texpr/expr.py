@@ -404,9 +404,9 @@ def gathered(index: Sequence[Index]) -> Iterator[Expr]:
                 yield atom.expr
 
 
-def walk(expr: Expr) -> Iterator[Expr]:
-    """Yield every node once, operands before users."""
-    seen: set[Expr] = set()
+def walk(expr: Expr, known: Iterable[Expr] = ()) -> Iterator[Expr]:
+    """Yield every node once, operands before users; none that is `known` or used by these only."""
+    seen: set[Expr] = set(known)
     stack: list[Any] = [expr]  # None: the node below it is ready
     while stack:
         node = stack.pop()

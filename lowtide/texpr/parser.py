@@ -29,19 +29,21 @@ _TOKEN: Final = re.compile(
       (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
     | (?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?(?![\w.]))
     | (?P<name>[A-Za-z_][\w.]*)
-    | (?P<part>%\d+)
+    | (?P<part>%\w+)
     | (?P<mark>//|>=|[-+*%()\[\]:,=$])
     )""",
     re.VERBOSE | re.ASCII,
 )
 _LOC: Final = re.compile(r"\s*#\s(\S+)(?:\s(.*):(\d{1,9}))?\s*$")
 _FLOATS: Final = ("inf", "nan")
+_FLOAT: Final = re.compile(r"\d+[.e]")
+_NUMBER: Final = re.compile(r"\.\d+$")  # of axes with one name
 
 
 def parse_program(text: str, sizes: Mapping[str, Index] | None = None) -> Program:
     """Return the Program that this text prints; raises ParseError. `sizes`: symbols that exist
     already, by name."""
-    return _Parser(text, dict(sizes or {})).program()
+    return ProgramParser(text, dict(sizes or {})).program()
 
 
 class Line:
@@ -108,6 +110,17 @@ class Line:
         self.advance()
         return dtypes.BY_NAME[name]
 
+    def value(self) -> float | int | bool:
+        """A number or a truth, as Python writes it."""
+        sign = -1 if self.skip("-") else 1
+        word = self.peek()[1]
+        if not (word.isdecimal() or word in (*_FLOATS, "True", "False") or _FLOAT.match(word)):
+            raise self.fail("a number")
+        self.advance()
+        if word in ("True", "False"):
+            return word == "True"
+        return sign * int(word) if word.isdecimal() else sign * float(word)
+
     def literal(self) -> object:
         """Parse a constant: the rest of the line."""
         rest, self.position = self.text[self.position :].strip(), len(self.text)
@@ -141,15 +154,24 @@ class Line:
         return False
 
 
-class _Parser:
+class ProgramParser:
+    """Reads lines. `heads`: what reads the rest of a line that begins with this word; `blocks`: the
+    same, with the indented lines below."""
+
     def __init__(self, text: str, sizes: dict[str, Index]) -> None:
         raw = enumerate(text.splitlines(), start=1)
         self.lines = [Line(n, line.rstrip()) for n, line in raw if line.strip()]
         self.sizes = sizes
         self.dtypes: dict[str, DType] = {}
         self.made = Program()
+        self.heads: dict[str, Callable[[Line], None]] = {
+            "size": self.size, "input": self.input, "delay": self.delay, "equal": self.equal,
+            "output": self.output, "check": self.check, "again": self.again,
+        }  # fmt: skip
+        self.blocks: dict[str, Callable[[Line, list[Line]], None]] = {}
 
     def program(self) -> Program:
+        """The Program of all lines."""
         waiting = list(self.lines)
         while waiting:
             line = waiting.pop(0)
@@ -157,16 +179,23 @@ class _Parser:
             while waiting and waiting[0].text.startswith(" "):
                 parts.append(waiting.pop(0))
             word = line.peek()[1]
-            rest = line.text[len(word) :]
-            if word in _HEADS and rest.startswith(" "):
+            is_head = line.text[len(word) :].startswith(" ")
+            if word in self.blocks and is_head:
                 line.advance()
-                _HEADS[word](self, line)
+                self.blocks[word](line, parts)
+            elif word in self.heads and is_head:
+                line.advance()
+                self.heads[word](line)
                 line.end()
                 if parts:
                     raise parts[0].fail("a line that begins at the margin")
             else:
                 self.definition(line, parts)
         return self.made
+
+    def scope(self) -> Scope:
+        """Where the names of a definition's axes are known."""
+        return Scope(self, {})
 
     # -- lines --
 
@@ -207,7 +236,7 @@ class _Parser:
         line.position = len(line.text)
 
     def equal(self, line: Line) -> None:
-        scope = _Scope(self, {})
+        scope = self.scope()
         first = scope.index(line)
         line.need(",")
         second = scope.index(line)
@@ -245,22 +274,18 @@ class _Parser:
         self.dtypes[name] = dtype
 
     def indices(self, line: Line, close: str) -> tuple[Index, ...]:
-        return _Scope(self, {}).indices(line, close)
+        return Scope(self, {}).indices(line, close)
 
-    def definition(self, line: Line, parts: list[Line]) -> None:
+    def definition(self, line: Line, parts: list[Line]) -> Def:
         name = line.name()
         line.need("[")
-        scope = _Scope(self, {})
+        scope = self.scope()
         axes = scope.binders(line)
         line.need(":")
         dtype = line.dtype()
         line.need("=")
         for part in parts:
-            key = part.take("part", "a part, `%1 = …`")
-            if part.skip("["):
-                scope.binders(part)
-            part.need("=")
-            scope.parts[key] = scope.expr(part)
+            scope.part(part)
             part.end()
         e = scope.expr(line)
         if line.skip("added", "to"):
@@ -272,18 +297,8 @@ class _Parser:
             raise line.fail(f"an expression of {dtype}, not of {e.dtype}")
         op, loc = line.end()
         self.declare(line, name, dtype)
-        self.made.defs[name] = Def(name=name, axes=axes, expr=e, loc=loc, op=op)
-
-
-_HEADS: Final[Mapping[str, Callable[[_Parser, Line], None]]] = {
-    "size": _Parser.size,
-    "input": _Parser.input,
-    "delay": _Parser.delay,
-    "equal": _Parser.equal,
-    "output": _Parser.output,
-    "check": _Parser.check,
-    "again": _Parser.again,
-}
+        made = self.made.defs[name] = Def(name=name, axes=axes, expr=e, loc=loc, op=op)
+        return made
 
 
 class IndexReader:
@@ -355,10 +370,10 @@ class IndexReader:
         return self.sizes.setdefault(word, as_index(Size(word)))
 
 
-class _Scope(IndexReader):
+class Scope(IndexReader):
     """The axes and parts of one definition."""
 
-    def __init__(self, parser: _Parser, axes: dict[str, Axis]) -> None:
+    def __init__(self, parser: ProgramParser, axes: dict[str, Axis]) -> None:
         super().__init__(parser.sizes)
         self.dtypes = parser.dtypes
         self.axes = axes
@@ -368,22 +383,35 @@ class _Scope(IndexReader):
         """Parse `i:N, j:4]`: axes of this definition, the same objects if they are known."""
         found: list[Axis] = []
         while not line.skip("]"):
-            name = line.name()
-            line.need(":")
-            extent = self.index(line)
-            known = self.axes.setdefault(name, Axis(name, extent))
-            if known.extent is not extent:
-                raise line.fail(f"another name: {name} has an extent of {known.extent}")
-            found.append(known)
+            found.append(self.binder(line))
             if not line.skip(",") and line.peek()[1] != "]":
                 raise line.fail("`,` or `]`")
         return tuple(found)
+
+    def binder(self, line: Line) -> Axis:
+        """`i:N`."""
+        name = line.name()
+        line.need(":")
+        extent = self.index(line)
+        known = self.axes.setdefault(name, Axis(_NUMBER.sub("", name), extent))
+        if known.extent is not extent:
+            raise line.fail(f"another name: {name} has an extent of {known.extent}")
+        return known
 
     def data(self, line: Line) -> Index:
         """See the base class."""
         return gather(self.expr(line))
 
     # -- expressions --
+
+    def part(self, line: Line) -> Expr:
+        """`%1[k:3] = …`: a part of the expressions below."""
+        key = line.take("part", "a part, `%1 = …`")
+        if line.skip("["):
+            self.binders(line)
+        line.need("=")
+        found = self.parts[key] = self.expr(line)
+        return found
 
     def expr(self, line: Line) -> Expr:
         kind, word = line.peek()
@@ -405,16 +433,9 @@ class _Scope(IndexReader):
         return self.called(line, word)
 
     def number(self, line: Line) -> Expr:
-        sign = -1 if line.skip("-") else 1
-        word = line.peek()[1]
-        line.advance()
-        if word in ("True", "False"):
-            return ex.const(word == "True", self.of(line, dtypes.boolean))
-        if word in _FLOATS or "." in word or "e" in word:
-            return ex.const(sign * float(word), self.of(line, dtypes.f32))
-        if not word.isdecimal():
-            raise line.fail("a number")
-        return ex.const(sign * int(word), self.of(line, dtypes.i64))
+        value = line.value()
+        usual = {bool: dtypes.boolean, float: dtypes.f32, int: dtypes.i64}
+        return ex.const(value, self.of(line, usual[type(value)]))
 
     def of(self, line: Line, usual: DType) -> DType:
         return line.dtype() if line.skip(":") else usual
@@ -437,7 +458,8 @@ class _Scope(IndexReader):
             line.position = begin
             raise line.fail(f"a value that is defined above, not {word}")
         line.need("[")
-        return ex.load(word, self.indices(line, "]"), self.dtypes[word])
+        at = self.indices(line, "]")
+        return ex.load(word, at, self.of(line, self.dtypes[word]))
 
     def called(self, line: Line, word: str) -> Expr:
         """Return `exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""

@@ -16,7 +16,7 @@ Axes with one name in one definition are numbered: `i`, `i.1`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from lowtide.errors import Loc
@@ -50,23 +50,23 @@ _DEEP: Final = 40  # parts within parts; the parser goes so deep
 def print_program(program: Program) -> str:
     """Return the text of a Program, a line for each of its parts."""
     sizes = {a.name: a for a in sizes_of(program)}
-    lines = [
-        f"size {a.name}{'' if a.low is None else f' >= {a.low}'}"
-        for a in sizes.values()
-        if a.low != 0
-    ]
-    lines += [_input(i) for i in program.inputs.values()]
+    lines = [*size_lines(sizes.values()), *(input_line(i) for i in program.inputs.values())]
     lines += [_delay(y) for y in program.delays.values()]
     for d in program.defs.values():
-        lines += _Printer(sizes.keys()).definition(d)
+        lines += ExprPrinter(sizes.keys()).definition(d)
     lines += [f"equal {_index(a)}, {_index(b)}: {m!r}" for a, b, m in program.equalities]
-    for word, names in (
-        ("output", program.outputs),
-        ("check", program.checks),
-        ("again", sorted(program.again)),
-    ):
-        lines += [f"{word} {', '.join(names)}"] if names else []
-    return "\n".join(lines)
+    return "\n".join([*lines, *wanted_lines(program)])
+
+
+def size_lines(sizes: Iterable[Size]) -> list[str]:
+    """What is known of sizes; of most, that they are not negative."""
+    return [f"size {a.name}{'' if a.low is None else f' >= {a.low}'}" for a in sizes if a.low != 0]
+
+
+def wanted_lines(program: Program) -> list[str]:
+    """What a Program is asked for."""
+    found = {"output": program.outputs, "check": program.checks, "again": sorted(program.again)}
+    return [f"{word} {', '.join(names)}" for word, names in found.items() if names]
 
 
 def sizes_of(program: Program) -> list[Size]:
@@ -101,7 +101,8 @@ def reduced(fn: str, body: Expr) -> DType:
     return dtypes.i64 if fn in ("argmin", "argmax") else body.dtype
 
 
-def _input(i: Input) -> str:
+def input_line(i: Input) -> str:
+    """The line of an input."""
     order = "" if i.order is None else f" order ({', '.join(map(str, i.order))})"
     return f"input {i.name}: {i.dtype}[{_indices(i.shape)}] strides ({_indices(i.strides)}){order}"
 
@@ -126,36 +127,53 @@ def _indices(held: Iterable[Index]) -> str:
 
 
 def _index(index: Index) -> str:
-    return _Printer(()).index(index)
+    return ExprPrinter(()).index(index)
 
 
-class _Printer:
-    """Of one definition; `taken`: names that no axis gets."""
+class ExprPrinter:
+    """Writes definitions and expressions. `taken`: names that no axis gets; `declared`: dtypes of
+    values, where a load may have another one."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
+    def __init__(self, taken: Iterable[str], declared: Mapping[str, DType] | None = None) -> None:
         self.taken = set(taken)
+        self.declared = declared or {}
         self.axes: dict[Axis, str] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a definition or a nest: parts are numbered from 1."""
         self.known: dict[Expr, str] = {}
+        self.depth: dict[Expr, int] = {}
         self.lines: list[str] = []
 
     def definition(self, d: Def) -> list[str]:
+        """The lines of a definition, its parts last."""
+        self.begin()
         axes = self.binders(d.axes)
-        users = Counter(c for node in ex.walk(d.expr) for c in node.children)
-        depth: dict[Expr, int] = {}
-        apart = {d.expr.place} if isinstance(d.expr, AddAt) else set[Expr]()
-        for node in ex.walk(d.expr):
-            depth[node] = 1 + max((depth[c] for c in node.children), default=0)
-            text = self.node(node)
+        text = self.expr(d.expr, d.axes)
+        return [f"{d.name}[{axes}]: {d.dtype} = {text}{_place(d.op, d.loc)}", *self.lines]
+
+    def expr(self, e: Expr, bound: Sequence[Axis]) -> str:
+        """The text of an expression; its parts are added to `lines`. `bound`: axes that have been
+        written with their extents."""
+        nodes = list(ex.walk(e, self.known))
+        users = Counter(c for node in nodes for c in node.children)
+        apart = {e.place} if isinstance(e, AddAt) else set[Expr]()
+        for node in nodes:
+            depth = 1 + max((self.depth.get(c, 0) for c in node.children), default=0)
+            text = self.known[node] = self.node(node)
+            self.depth[node] = depth
             twice = users[node] > 1 and len(text) > _LONG
-            if (twice or depth[node] > _DEEP) and node is not d.expr and node not in apart:
-                free = ex.ordered_axes(node, d.axes)
-                within = self.binders(a for a in free if a not in d.axes)
-                number = len(self.lines) + 1
-                self.lines.append(f"  %{number}{f'[{within}]' if within else ''} = {text}")
-                text, depth[node] = f"%{number}", 0
-            self.known[node] = text
-        head = f"{d.name}[{axes}]: {d.dtype} = {self.known[d.expr]}{_place(d.op, d.loc)}"
-        return [head, *self.lines]
+            if (twice or depth > _DEEP) and node is not e and node not in apart:
+                self.part(node, bound)
+        return self.known[e]
+
+    def part(self, e: Expr, bound: Sequence[Axis], note: str = "") -> None:
+        """Give an expression whose text is known a line of its own."""
+        within = self.binders(a for a in ex.ordered_axes(e, bound) if a not in bound)
+        name = f"%{len(self.lines) + 1}"
+        self.lines.append(f"  {name}{f'[{within}]' if within else ''} = {self.known[e]}{note}")
+        self.known[e], self.depth[e] = name, 0
 
     def binders(self, axes: Iterable[Axis]) -> str:
         return ", ".join(f"{self.name(a)}:{self.index(a.extent)}" for a in axes)
@@ -175,7 +193,8 @@ class _Printer:
         known = self.known
         match e:
             case Load():
-                return f"{e.source}[{', '.join(map(self.index, e.index))}]"
+                kind = _of(e.dtype, self.declared.get(e.source, e.dtype))
+                return f"{e.source}[{', '.join(map(self.index, e.index))}]{kind}"
             case Const():
                 usual = (
                     "f32" if e.dtype.is_float else "bool" if isinstance(e.value, bool) else "i64"

@@ -87,6 +87,12 @@ class Fusion:
     by_library: Set[str] = frozenset()
     products: Mapping[str, Product] = field(default_factory=dict[str, Product])
 
+    @property
+    def stored(self) -> set[str]:
+        """The values that lie in memory: outputs, checks, and what a group reads of others."""
+        read = (g.all_sources() for g in self.groups)
+        return {*self.normal.outputs, *self.normal.checks}.union(*read)
+
 
 def group(
     program: Program,

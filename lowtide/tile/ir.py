@@ -13,14 +13,13 @@ never an instruction set.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType
-from lowtide.texpr import expr as ex
-from lowtide.texpr.expr import AddAt, Expr, Rewriter
-from lowtide.texpr.index import Axis, Index, as_index
+from lowtide.texpr.expr import Expr
+from lowtide.texpr.index import Axis, Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +191,6 @@ class Kernel:
             if axis is a
         )
 
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
-
 
 def sweeps(body: list[Stmt]) -> Iterator[Sweep]:
     """Yield all sweeps, outer ones first."""
@@ -213,75 +209,3 @@ def paths(
             yield stmt, around
         elif isinstance(stmt, Sweep):
             yield from paths(stmt.body, (*around, stmt))
-
-
-def _lines(kernel: Kernel) -> Iterator[str]:
-    grid = ", ".join(f"{t.axis.name}:{t.axis.extent} by {t.tile}" for t in kernel.grid)
-    by = f"lanes {kernel.lanes}"
-    if kernel.warps:
-        by = f"warps {kernel.warps}  stages {kernel.stages}"
-    yield f"kernel {kernel.name}  grid ({grid})  {by}"
-    for b in kernel.buffers:
-        axes = ", ".join(f"{a.name}{' whole' if a in b.whole else ''}" for a in b.axes)
-        kind = "accumulator" if b.fn else "tile"
-        scope = " per thread" if b.per_thread else ""
-        yield f"  {kind} {b.name}[{axes}]: {b.dtype}{scope}"
-    if kernel.prologue:
-        yield "  once per thread"
-        yield from _stmt_lines([*kernel.prologue], "    ")
-    yield from _stmt_lines(kernel.body, "  ")
-    for c in kernel.combines:
-        yield f"  combine {c.target} = {c.buffer.fn} over threads of {c.buffer.name}"
-    yield from _stmt_lines([*kernel.epilogue], "  then ")
-
-
-def _stmt_lines(body: list[Stmt], indent: str) -> Iterator[str]:
-    for stmt in body:
-        if isinstance(stmt, Sweep):
-            yield f"{indent}for {stmt.axis.name}:{stmt.axis.extent} by {stmt.tile}"
-            yield from _stmt_lines(stmt.body, indent + "  ")
-        elif isinstance(stmt, Fill):
-            where = "" if stmt.empty is None else f" where {_names(stmt.empty)} is empty"
-            yield f"{indent}fill {stmt.buffer.name} = {stmt.value!r}{where}"
-        else:
-            order = ", ".join(_loop_text(stmt, a) for a in stmt.order or stmt.axes)
-            yield f"{indent}nest ({order})" + (" transposed" if stmt.transposed else "")
-            for w in stmt.writes:
-                yield f"{indent}  {_write_text(w, stmt)}"
-
-
-def _loop_text(nest: Nest, a: Axis) -> str:
-    marks = ""
-    if a is nest.vector:
-        marks += f" vector x{nest.vectors}"
-    if a in nest.full:
-        marks += " unrolled"
-    elif a in nest.unroll:
-        marks += f" unroll {nest.unroll[a]}"
-    return a.name + marks
-
-
-def _write_text(w: Write, nest: Nest) -> str:
-    expr = _with_reads(w.expr, nest.reads)
-    if isinstance(w, Store):
-        sign, expr = ("+=", expr.value) if isinstance(expr, AddAt) else ("=", expr)
-        return f"{w.target}[{', '.join(map(str, w.index))}] {sign} {expr}"
-    if isinstance(w, Stage):
-        return f"{w.buffer.name} = {expr}"
-    begins = ""
-    if w.first is not None:
-        begins = f" from its first {_names(w.first)}" if w.first else " at once"
-    return f"{w.buffer.name} = {w.fn}[{_names(w.over)}]({expr}){begins}"
-
-
-def _with_reads(expr: Expr, reads: Mapping[Expr, Buffer]) -> Expr:
-    """Return the expression with parts replaced that a buffer has, the larger parts first."""
-    for e in sorted(reads, key=lambda e: -sum(1 for _ in ex.walk(e))):
-        b = reads[e]
-        found = ex.load(b.name, [as_index(a) for a in b.axes], e.dtype)
-        expr = Rewriter(lambda node, e=e, found=found: found if node is e else None)(expr)
-    return expr
-
-
-def _names(axes: tuple[Axis, ...]) -> str:
-    return ", ".join(a.name for a in axes)

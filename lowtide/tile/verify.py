@@ -1,6 +1,7 @@
 """Verifies a planned kernel: every value is complete where it is read.
 
-In:  a kernel whose nests are in order. Out: nothing; raises VerifyError, an internal fault.
+In:  a kernel whose nests are in order, scheduled or not. Out: nothing; raises VerifyError, an
+internal fault.
 
     for i: t = sum[i](x)                  rule broken: t is read while its sum over i goes on
            y = t * x
@@ -47,7 +48,8 @@ def verify(kernel: Kernel) -> None:
     past: dict[str, list[_Event]] = {b.name: [] for b in kernel.buffers}
     for stmt, around in _in_order([*kernel.prologue, *kernel.body]):
         if isinstance(stmt, Fill):
-            past[stmt.buffer.name] = [_Event(around, None)]
+            if stmt.empty is None:
+                past[stmt.buffer.name] = [_Event(around, None)]
             continue
         for w in stmt.writes:
             if isinstance(w, Store) and isinstance(w.expr, AddAt) and w.target in kernel.outputs:
@@ -98,7 +100,7 @@ def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: s
         closed = [s for s in event.around if s not in here]
         if any(s.axis in b.axes and s.axis not in b.whole for s in closed):
             raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose tile is gone")
-    begun = next((e.around for e in reversed(past) if e.write is None or not b.fn), None)
+    begun = next((x for e in reversed(past) if (x := _begun(e, b)) is not None), None)
     if begun is None:
         raise VerifyError(f"kernel {kernel.name} reads {b.name}, which nothing began")
     going_on = [s for s in here if s not in begun]
@@ -108,3 +110,15 @@ def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: s
             s.axis in w.over and s in event.around for s in going_on
         ):
             raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose sum is not whole yet")
+
+
+def _begun(event: _Event, b: Buffer) -> Path | None:
+    """Where the buffer is begun, None if it is only added to. A sum that needs no fill begins
+    outside the sweeps whose first tiles store it."""
+    w = event.write
+    if w is None or not b.fn:
+        return event.around
+    if not isinstance(w, Accumulate) or w.first is None:
+        return None
+    swept = [k for k, s in enumerate(event.around) if s.axis in w.first]
+    return event.around[: min(swept, default=len(event.around))]

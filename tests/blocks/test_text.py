@@ -18,6 +18,7 @@ from lowtide.texpr.expr import Def, Program
 from lowtide.texpr.index import Axis, as_index, gather
 from lowtide.texpr.index_ranges import clamp
 from lowtide.texpr.printer import print_program
+from lowtide.tile.printer import print_kernel
 from tests.emit.test_kernels import HINTS, PROGRAMS, K, M, N
 
 
@@ -79,12 +80,16 @@ def test_what_is_made_of_nothing_is_on_the_machines_device() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     found = made(name)
-    golden(name, "\n\n".join([*map(str, found.plans), *(t.text for t in found.texts)]))
+    golden(name, "\n\n".join([*map(print_kernel, found.plans), *(t.text for t in found.texts)]))
 
 
 def test_scatter(golden: Callable[[str, str], None]) -> None:
     found = compiled(scattered())
-    texts = [print_program(found.program), *map(str, found.plans), *(t.text for t in found.texts)]
+    texts = [
+        print_program(found.program),
+        *map(print_kernel, found.plans),
+        *(t.text for t in found.texts),
+    ]
     golden("scatter", "\n\n".join([*texts, planned(scattered()).driver]))
 
 

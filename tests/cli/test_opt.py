@@ -31,6 +31,13 @@ b[i:N]: f32 = sum[k:3](mul(a[i, k], w[i]))
 output b
 """
 
+GROUPS = """\
+size N
+input w: f32[N] strides (1)
+group k0
+b[i:N]: f32 = mul(w[i], 2.0)
+"""
+
 
 def opt_of(text: str, *options: str, capsys: pytest.CaptureFixture[str], path: Path) -> str:
     """What the command prints."""
@@ -60,24 +67,65 @@ def test_one_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", compiler.STAGES[3:])
-def test_programs_enter_each_stage(
+def test_each_stage_reads_what_the_one_before_prints(
     stage: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What a stage prints is what the next one reads."""
-    text = opt_of(PROGRAM, "--from", stage, capsys=capsys, path=tmp_path)
-    assert titles(text)[0].startswith(stage)
-    if stage == "normalise":
-        normal = opt_of(PROGRAM, "--from", stage, "--to", stage, capsys=capsys, path=tmp_path)
-        again = opt_of(normal, "--from", "fuse", "--to", "fuse", capsys=capsys, path=tmp_path)
-        assert again in text
+    all_of_it = opt_of(PROGRAM, "--from", "differentiate", capsys=capsys, path=tmp_path)
+    text = PROGRAM
+    for before in compiler.STAGES[3 : compiler.STAGES.index(stage)]:
+        printed = opt_of(text, "--from", before, "--to", before, capsys=capsys, path=tmp_path)
+        if (before, stage) != ("host", "emit"):  # either of the two reads kernels
+            text = printed or text
+    found = opt_of(text, "--from", stage, capsys=capsys, path=tmp_path)
+    assert found
+    assert all_of_it.endswith(found)
 
 
 def test_a_host_program_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    printed = opt_of(PROGRAM, "--from", "host", "--to", "host", capsys=capsys, path=tmp_path)
+    kernels = opt_of(PROGRAM, "--from", "fuse", "--to", "fuse", capsys=capsys, path=tmp_path)
+    kernels = opt_of(kernels, "--from", "tile", "--to", "tile", capsys=capsys, path=tmp_path)
+    printed = opt_of(kernels, "--from", "host", "--to", "host", capsys=capsys, path=tmp_path)
     again = opt_of(printed, "--from", "host", capsys=capsys, path=tmp_path)
     assert titles(again) == ["host", "emit"]
     assert printed.partition("==\n")[2].strip() in again
     assert "run_k0(pack_k0(" in again
+
+
+LOOP = """\
+size T
+input p: f32[T, 8] strides (8, 1)
+input u: f32[8, 8] strides (8, 1)
+input h0: f32[8] strides (1)
+delay old: f32[T, 8] = h[-1] from h0
+h[t:T, j:8]: f32 = tanh(add(p[t, j], %1))
+  %1 = sum[k:8](mul(old[t, k], u[k, j]))
+s[j:8]: f32 = sum[t:T](h[t, j])
+output s
+"""
+
+
+def test_the_parts_of_a_loop_enter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    groups = opt_of(LOOP, "--from", "fuse", "--to", "fuse", capsys=capsys, path=tmp_path)
+    assert titles(groups) == ["fuse loop0.groups", "fuse part1.groups"]
+    wanted = opt_of(LOOP, "--from", "fuse", capsys=capsys, path=tmp_path)
+    kernels = opt_of(groups, "--from", "tile", "--to", "tile", capsys=capsys, path=tmp_path)
+    found = opt_of(kernels, "--from", "emit", capsys=capsys, path=tmp_path)
+    assert kernels.split("==\n")[1].partition("\n\n")[0] in wanted
+    (c_of_steps,) = [x for x in found.split("== ") if x.startswith("emit loop0 C")]
+    assert c_of_steps.partition("==\n")[2] in wanted
+
+
+def test_a_kernel_that_reads_what_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = PROGRAM.replace("k:3", "k:300").replace("N, 3", "N, 300").replace("(3, 1)", "(300, 1)")
+    kernels = opt_of(text, "--from", "fuse", "--to", "tile", capsys=capsys, path=tmp_path)
+    text = kernels[kernels.rindex("sizes N") :]
+    assert text.count("  fill b = ") == 1
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(line for line in text.splitlines() if "  fill b" not in line))
+    assert opt.main([str(file), "--from", "emit"]) == 2
+    assert "kernel k0 reads b, which nothing began" in capsys.readouterr().err
 
 
 def test_one_rewrite(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -91,7 +139,7 @@ def test_reads_what_comes_in(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(PROGRAM))
     assert opt.main(["--from", "fuse", "--to", "fuse"]) == 0
-    assert capsys.readouterr().out == "== fuse groups ==\nk0: b\n\n"
+    assert capsys.readouterr().out.startswith("== fuse groups ==\nsizes N\nsize N\ninput x: ")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +148,11 @@ def test_reads_what_comes_in(
         (PROGRAM, "--from parse", "there is no stage 'parse'; write one of ir, simplify"),
         (PROGRAM, "--from fuse --to done", "there is no stage 'done'"),
         (PROGRAM, "--from ir", "--from ir reads a Function (`def …`)"),
-        (FUNCTION, "--from tile", "--from tile reads a Program (`input …`), not a Function"),
+        (FUNCTION, "--from fuse", "--from fuse reads a Program (`input …`), not a Function"),
+        (PROGRAM, "--from tile", "--from tile reads groups (`group k0`), not a Program"),
+        (GROUPS, "--from emit", "--from emit reads a tile program (`kernel k0 …`) or a host"),
+        (GROUPS.replace("k0", "k1"), "--from tile", "line 3: expected `k0`\n    group k1\n"),
+        (GROUPS + "output c", "--from tile", "line 5: expected a value that is defined above"),
         (FUNCTION, "--from simplify --pass x", "there is no pass 'x'; write one of make_private"),
         (PROGRAM, "--from normalise --rewrite x", "there is no rewrite 'x'; write one of algebra"),
         (PROGRAM, "--from differentiate --grad y", "there is no input 'y'; write one of x, w"),

@@ -18,6 +18,7 @@ from lowtide.tile.group import group
 from lowtide.tile.ir import Kernel
 from lowtide.tile.items import memory_strides
 from lowtide.tile.plan import plan
+from lowtide.tile.printer import print_kernel
 from lowtide.tile.schedule import schedule
 from lowtide.tile.target import Target
 
@@ -121,7 +122,9 @@ def text_of(name: str, vector_bytes: int) -> tuple[str, str]:
     memory.update({n: d.dtype for n, d in normal.defs.items()})
     kernel = schedule(kernel, HINTS, target, strides)
     printed = kernel_text(kernel, memory, strides)
-    return f"{kernel}\n\n{printed.text}", module_text([printed], kernel.lanes, vector_bytes)
+    return f"{print_kernel(kernel)}\n\n{printed.text}", module_text(
+        [printed], kernel.lanes, vector_bytes
+    )
 
 
 @pytest.mark.parametrize("vector_bytes", [64, 32])

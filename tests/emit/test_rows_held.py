@@ -13,6 +13,7 @@ import lowtide as lt
 from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.index_ranges import floordiv, mod
 from lowtide.tile.items import along_lanes
+from tests.texts import kernels_in
 
 
 def normed(x: Tensor) -> Tensor:
@@ -21,7 +22,7 @@ def normed(x: Tensor) -> Tensor:
 
 def stage(fn: Any, name: str, *args: Tensor) -> str:
     stages: Any = lt.script(fn).stages(*args)
-    return "\n".join(text for title, text in stages if title == name)
+    return "\n".join(kernels_in(text) for title, text in stages if title == name)
 
 
 def test_a_costly_value_of_a_row_is_computed_once() -> None:

@@ -43,10 +43,11 @@ class HostKernels(Kernels):
         moving: Iterable[str] = (),
         updated: Mapping[str, str] | None = None,
         tiling: str = "",
+        plans: Sequence[Kernel] = (),
     ) -> None:
         vector_bytes = toolchain.target().vector_bytes
         self.target = target_for(vector_bytes, torch.get_num_threads(), tiling)
-        super().__init__(fusion, symbols, scalars, hints, moving)
+        super().__init__(fusion, symbols, scalars, hints, moving, updated, plans)
         self._updated = updated
         self._kernels: dict[str, launch.Kernel] = {}
 
