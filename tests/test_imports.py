@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
+    "tools.interpreted": API | {"tools"},
     "tools.archive_commands": API | {"deploy"},
     "tools.export_command": API | {"c_library", "deploy", "tools"},
     "cli": RUNTIME | {"tools"},

@@ -70,7 +70,7 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Return every value of the program by name. `sizes`: values of symbols. `scalars`: values of
     numbers."""
-    run = _Evaluator(program, dict(inputs), sizes or {}, scalars or {})
+    run = Evaluator(program, dict(inputs), sizes or {}, scalars or {})
     for y in program.delays.values():
         run.values[y.name] = torch.zeros(
             [evaluate_size(s, run.sizes) for s in y.shape], dtype=y.dtype.torch
@@ -88,7 +88,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-class _Evaluator:
+class Evaluator:
+    """Evaluates expressions at all points of axes; `tile/evaluate` does so at those of a tile."""
+
     def __init__(
         self,
         program: Program,
@@ -143,7 +145,7 @@ class _Evaluator:
             case At():
                 return self.index(e.index, scope).to(e.dtype.torch)
             case Load():
-                return self._load(e, scope)
+                return self.load(e, scope)
             case Cast():
                 return self.expr(e.arg, scope).to(e.dtype.torch)
             case Select():
@@ -156,7 +158,8 @@ class _Evaluator:
             case _:
                 raise AssertionError(f"no meaning for {type(e).__name__}")
 
-    def _load(self, e: Load, scope: Scope) -> Tensor:
+    def load(self, e: Load, scope: Scope) -> Tensor:
+        """The elements of a value, each checked to lie in bounds."""
         source = self.values[e.source]
         if not e.index:
             return source.reshape((1,) * len(scope))
@@ -201,6 +204,10 @@ class _Evaluator:
             case _:
                 raise AssertionError(f"no reduction {e.fn}")
 
+    def axis(self, a: Axis, scope: Scope) -> Tensor:
+        """The points of an axis of the scope, along its dim."""
+        return along(torch.arange(evaluate_size(a.extent, self.sizes)), a, scope)
+
     def index(self, index: Index, scope: Scope) -> Tensor:
         """Return the index as an i64 grid."""
         total = torch.zeros((1,) * len(scope), dtype=torch.int64)
@@ -215,9 +222,7 @@ class _Evaluator:
         if isinstance(atom, Size):
             return self.sizes[atom.name]
         if isinstance(atom, Axis):
-            shape = [1] * len(scope)
-            shape[_place(scope, atom)] = -1
-            return torch.arange(evaluate_size(atom.extent, self.sizes)).reshape(shape)
+            return self.axis(atom, scope)
         if isinstance(atom, FloorDiv):
             den = self.index(atom.den, scope)
             return torch.floor_divide(self.index(atom.num, scope), den)
@@ -231,8 +236,9 @@ class _Evaluator:
         raise AssertionError(f"no meaning for {atom}")
 
 
-def _place(scope: Sequence[Axis], axis: Axis) -> int:
+def along(points: Tensor, axis: Axis, scope: Sequence[Axis]) -> Tensor:
+    """The points of an axis as a grid over the scope."""
     for k, a in enumerate(scope):
         if a is axis:
-            return k
+            return points.reshape([-1 if j == k else 1 for j in range(len(scope))])
     raise AssertionError(f"{axis} is not in scope")

@@ -2,9 +2,10 @@
 PyTorch's.
 
 In: a function or module by name, shapes. PyTorch and Lowtide run it on seeded inputs. If the
-results differ, the program is interpreted after each stage to find the first wrong one. Then the IR
-is shrunk as long as the same stage stays wrong. Out: the stage, the reduced IR, and its inputs.
-Only forward passes are compared.
+results differ, the program is run after each stage to find the first wrong one: as IR, as a
+Program, as groups and as tile programs by evaluators, then compiled. Then the IR is shrunk as long
+as the same stage stays wrong. Out: the stage, the reduced IR, and its inputs. Only forward passes
+are compared.
 
     the first stage that is wrong: normalise
     def f(%a: Tensor) -> Tensor:
@@ -25,6 +26,7 @@ import torch
 
 from lowtide import compiler
 from lowtide.budget.drivers import make_driver
+from lowtide.codegen.executable import compile_program
 from lowtide.execute import backend
 from lowtide.execute.options import Options
 from lowtide.ir import interpret
@@ -35,7 +37,7 @@ from lowtide.passes.run import Pass, run
 from lowtide.specialise.signature import Ineligible
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
-from lowtide.texpr.sizes import evaluate as size_of
+from lowtide.tools import interpreted as interpreted_kernels
 from lowtide.tools.difference import Difference, difference
 from lowtide.tools.explain_command import ArgumentFault, make_arguments, resolve, scripted
 
@@ -43,13 +45,7 @@ REMEDY: Final = (
     "Report it with the text above (see docs/correctness.md); `python -m lowtide.opt` prints the\n"
     "result of each stage. Until it is mended, LOWTIDE_DISABLE=1 lets PyTorch run the program."
 )
-CAPTURE, KERNELS = "source → ir", "fuse, tile or emit"
-Rewrite = Callable[[Program, Mapping[str, int]], Program]
-# Stages after which the evaluator can run the Program in place of kernels.
-PROGRAMS: Final[Mapping[str, Rewrite]] = {
-    "specialise": lambda program, hints: program,
-    "normalise": lambda p, hints: p if p.delays else compiler.normalise(p, hints),
-}
+CAPTURE = "source → ir"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +151,28 @@ def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
         note = difference_text(wanted, outcome(interpreted(function), values))
         if note is not None:
             return getattr(step, "__name__", "simplify"), note
-    for stage, rewrite in (*PROGRAMS.items(), (KERNELS, None)):
-        backend.use(None if rewrite is None else _evaluated(rewrite))
+    for stage, compiled in code_generators():
+        backend.use(compiled)
         try:
             note = difference_text(wanted, outcome(driven(function), values))
         finally:
             backend.use(None)
+        if fault := interpreted_kernels.fault():
+            note = f"raises {type(fault).__name__} in a loop"
         if note is not None:
             return stage, note
     return "", ""
+
+
+def code_generators() -> Iterator[tuple[str, Callable[..., Any] | None]]:
+    """Yield the stages after the IR, in order, and what runs a Program as each has made it."""
+    yield "specialise", _Evaluated
+    for stage in interpreted_kernels.STAGES:
+        # The host program is the same in all of these.
+        name = "split or host" if stage == "split" else stage
+        make = functools.partial(interpreted_kernels.interpreted, stage=stage)
+        yield name, functools.partial(compile_program, make=make)
+    yield "emit", None
 
 
 def interpreted(function: Function) -> Callable[..., Any]:
@@ -231,9 +240,15 @@ class _Evaluated:
 
     kernels, stages, refusals = (), (), ()
 
-    def __init__(self, given: Program, made: Program, names: Sequence[Sequence[str]]) -> None:
-        """`given`: the program. `made`: its rewritten form, whose results may have other dims."""
-        self.given, self.made, self.names = given, made, names
+    def __init__(
+        self,
+        program: Program,
+        *,
+        symbols: Sequence[str],
+        scalars: Sequence[str],
+        hints: Mapping[str, int],
+    ) -> None:
+        self.program, self.names = program, ([*program.inputs], symbols, scalars)
 
     def write(self) -> None:
         """Write nothing: there is no source text."""
@@ -247,20 +262,5 @@ class _Evaluated:
             dict(zip(names, values, strict=True))
             for names, values in zip(self.names, given, strict=True)
         )
-        found = evaluate(self.made, inputs, sizes, numbers)
-        results = [self.given.defs[n] for n in (*self.given.results, *self.given.checks)]
-        shapes = ([size_of(n, sizes) for n in d.shape] for d in results)
-        return [found[d.name].reshape(shape) for d, shape in zip(results, shapes, strict=True)]
-
-
-def _evaluated(rewrite: Rewrite) -> Callable[..., _Evaluated]:
-    def compile_program(
-        program: Program,
-        *,
-        symbols: Sequence[str],
-        scalars: Sequence[str],
-        hints: Mapping[str, int],
-    ) -> _Evaluated:
-        return _Evaluated(program, rewrite(program, hints), ([*program.inputs], symbols, scalars))
-
-    return compile_program
+        found = evaluate(self.program, inputs, sizes, numbers)
+        return [found[n] for n in (*self.program.results, *self.program.checks)]

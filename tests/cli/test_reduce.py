@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from lowtide.ir.core import Function, print_function
 from lowtide.ir.parser import parse_function
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Expr, Program, Rewriter
+from lowtide.tile.group import Fusion
+from lowtide.tile.ir import Kernel
 from lowtide.tools import reduce_command
 
 PROGRAM = """\
@@ -25,6 +28,13 @@ def fn(x, w):
     for t in range(2):
         z = z * w
     return torch.softmax(z, -1), y
+
+
+def steps(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        h = torch.sin(h + x[t])
+    return h
 
 
 class Net(torch.nn.Module):
@@ -100,21 +110,64 @@ def test_a_fault_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found.inputs) == 1
 
 
-def test_a_fault_in_what_is_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = compiler.fused
+Rewrite = Callable[[Expr], Expr]
 
-    def wrong(program, hints, **options):
-        made = right(program, hints, **options)
-        groups = [
-            replace(g, defs={n: replace(d, expr=cosines(d.expr)) for n, d in g.defs.items()})
-            for g in made.groups
-        ]
-        return replace(made, groups=groups)
 
-    monkeypatch.setattr(compiler, "fused", wrong)
-    found = reduced()
-    assert found.stage == reduce_command.KERNELS
-    assert ops_of(found) == ["torch.sin"]
+def groups_with(rewrite: Rewrite, made: Fusion) -> Fusion:
+    """A Fusion whose groups compute something else."""
+    groups = [
+        replace(g, defs={n: replace(d, expr=rewrite(d.expr)) for n, d in g.defs.items()})
+        for g in made.groups
+    ]
+    return replace(made, groups=groups)
+
+
+def kernel_with(rewrite: Rewrite, kernel: Kernel) -> Kernel:
+    """A kernel whose nests compute something else."""
+    for nest in kernel.nests():
+        nest.writes = [replace(w, expr=rewrite(w.expr)) for w in nest.writes]
+        nest.reads = {rewrite(e): b for e, b in nest.reads.items()}
+    return kernel
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    """Make the sines of one stage wrong."""
+    right = getattr(compiler, {"fuse": "fused", "tile": "tiled", "emit": "emitted"}[stage])
+
+    def fused(*args, **options):
+        return groups_with(cosines, right(*args, **options))
+
+    def tiled(*args):
+        return kernel_with(cosines, right(*args))
+
+    def emitted(*args):
+        return [text.replace("= sin_f32(", "= -sin_f32(") for text in right(*args)]
+
+    made = {"fuse": fused, "tile": tiled, "emit": emitted}[stage]
+    monkeypatch.setattr(compiler, right.__name__, made)
+
+
+@pytest.mark.parametrize("stage", ["fuse", "tile", "emit"])
+@pytest.mark.parametrize(("name", "shapes"), [("fn", "5x3,3"), ("steps", "40x3")])
+def test_a_fault_in_kernels(
+    stage: str, name: str, shapes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, stage)
+    found = reduced(name, shapes)
+    assert found.stage == stage
+    if name == "fn":
+        assert ops_of(found) == ["torch.sin"]
+
+
+def test_a_fault_in_the_parts_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = compiler.parts
+
+    def wrong(program: Program, *args):
+        defs = {n: replace(d, expr=cosines(d.expr)) for n, d in program.defs.items()}
+        return right(replace(program, defs=defs), *args)
+
+    monkeypatch.setattr(compiler, "parts", wrong)
+    assert reduced("steps", "40x3").stage == "split or host"
 
 
 def test_other_arguments_than_the_function_takes(capsys: pytest.CaptureFixture[str]) -> None:
