@@ -76,7 +76,7 @@ class Work:
     groups: TileProgram | None = None
 
     def stages(self) -> list[tuple[str, str]]:
-        """What the code generator shows."""
+        """Return titles and texts of the code generator's stages."""
         if self.groups is not None:
             made = compile_groups(self.groups, self.hints)
             return (
@@ -176,7 +176,7 @@ def value_of(p: Value, given: Mapping[str, str], options: argparse.Namespace) ->
 
 
 def kind_of(text: str) -> str:
-    """What a text is of."""
+    """Return the kind of a text."""
     marks = {
         FUNCTION: r"\s*def ",
         TILES: r"kernel k\d+ ",

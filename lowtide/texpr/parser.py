@@ -194,7 +194,7 @@ class ProgramParser:
         return self.made
 
     def scope(self) -> Scope:
-        """Where the names of a definition's axes are known."""
+        """Return the scope of a definition: its axes by name."""
         return Scope(self, {})
 
     # -- lines --

@@ -59,12 +59,12 @@ def print_program(program: Program) -> str:
 
 
 def size_lines(sizes: Iterable[Size]) -> list[str]:
-    """What is known of sizes; of most, that they are not negative."""
+    """Return a line for each size of which more is known than that it is not negative."""
     return [f"size {a.name}{'' if a.low is None else f' >= {a.low}'}" for a in sizes if a.low != 0]
 
 
 def wanted_lines(program: Program) -> list[str]:
-    """What a Program is asked for."""
+    """Return the lines of outputs, checks and sums that another Program computes, too."""
     found = {"output": program.outputs, "check": program.checks, "again": sorted(program.again)}
     return [f"{word} {', '.join(names)}" for word, names in found.items() if names]
 

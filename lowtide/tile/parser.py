@@ -211,7 +211,7 @@ class _KernelParser:
         return int(line.take("number", "a number"))
 
     def listed(self, line: Line, close: str, read: Callable[[Line], T]) -> list[T]:
-        """What stands, with commas, before a bracket."""
+        """Parse items with commas between them, up to a bracket."""
         found: list[T] = []
         while not line.skip(close):
             found.append(read(line))

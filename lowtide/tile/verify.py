@@ -113,8 +113,8 @@ def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: s
 
 
 def _begun(event: _Event, b: Buffer) -> Path | None:
-    """Where the buffer is begun, None if it is only added to. A sum that needs no fill begins
-    outside the sweeps whose first tiles store it."""
+    """Return the sweeps around the begin of the buffer, None if it is only added to. A sum that
+    needs no fill begins outside the sweeps whose first tiles store it."""
     w = event.write
     if w is None or not b.fn:
         return event.around

@@ -116,7 +116,7 @@ class _OneTile(InterpretedKernels):
 
 
 class _Interpreted(launch.Kernel):
-    """Has what drivers use of a compiled kernel."""
+    """Stands for a compiled kernel in drivers."""
 
     __slots__ = ()
 
