@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index
+from lowtide.texpr.places import address
 from lowtide.tile.ir import Kernel, Store
-from lowtide.tile.items import address
 
 
 def nodes_of(kernel: Kernel) -> Iterator[Expr]:

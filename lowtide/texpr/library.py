@@ -26,14 +26,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from lowtide.ir.dtypes import HALVES, DType, boolean, f32, i64
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
-from lowtide.texpr.index import Axis, as_index
+from lowtide.texpr.index import Axis, as_index, row_major
+from lowtide.texpr.places import address, merged, stride_along
 from lowtide.texpr.sizes import elements, elements_held, likely, points
 
 DTYPES = ("f32", "f64")
@@ -227,9 +228,10 @@ class _Work:
         if half is not None:
             left, right = left.children[0], right.children[0]
         dtype = half or d.dtype
-        operands = [self.operand(d, left, "left"), self.operand(d, right, "right")]
+        both = {a for a in d.axes if a in left.free and a in right.free}
+        operands = [self.operand(d, x, n, both) for x, n in ((left, "left"), (right, "right"))]
         if bias is not None:
-            operands.append(self.operand(d, bias, "bias"))
+            operands.append(self.operand(d, bias, "bias", {*d.axes}))
         product = Product(
             dtype=dtype.name,
             batch=self.count(a for a in d.axes if a in left.free and a in right.free),
@@ -327,19 +329,18 @@ class _Work:
         axes = [a for a in (*d.axes, *_reduced(d)) if a in side.free]
         return side.free <= {*axes} and elements([a.extent for a in axes], self.hints) <= self.held
 
-    def operand(self, d: Def, side: Expr, name: str) -> tuple[Def | None, Expr]:
+    def operand(self, d: Def, side: Expr, name: str, both: Set[Axis]) -> tuple[Def | None, Expr]:
         """Return the definition that stores an operand, None if it is in memory already, and the
-        expression by which the product reads it."""
-        axes = [a for a in (*d.axes, *_reduced(d)) if a in side.free]
-        if isinstance(side, Load) and _is_plain(side, axes):
+        expression by which the product reads it. `both`: axes of `d` that no product joins with
+        others: of both operands, or all, of a bias."""
+        own = [a for a in d.axes if a in side.free]
+        outer, rows = [a for a in own if a in both], [a for a in own if a not in both]
+        terms = [a for a in _reduced(d) if a in side.free]
+        if isinstance(side, Load) and self.is_matrices(side, outer, rows, terms):
             return None, side
-        order = next(
-            (
-                [a for a in _in_order(load) if a in side.free]
-                for load in ex.loads(side)
-                if load.free == side.free and _is_plain(load, axes)
-            ),
-            axes,
+        order = max(
+            ([*outer, *rows, *terms], [*outer, *terms, *rows]),
+            key=lambda axes: sum(_runs_along(load, axes[-1]) for load in ex.loads(side)),
         )
         known = self.stored.get(over_numbers(side, order))
         at = [as_index(a) for a in order]
@@ -350,6 +351,22 @@ class _Work:
         label = f"{d.name}_{name}"
         made = Def(name=label, axes=tuple(fresh), expr=expr, loc=d.loc, op=d.op)
         return made, ex.load(label, at, side.dtype)
+
+    def is_matrices(
+        self, load: Load, outer: Sequence[Axis], rows: Sequence[Axis], terms: Sequence[Axis]
+    ) -> bool:
+        """Return whether what is read has one step for each outer axis, one for all rows and one
+        for all terms, and one of the latter two is 1."""
+        found = self.program.inputs.get(load.source)
+        strides = found.strides if found else row_major(self.program.defs[load.source].shape)
+        place = address(load, {load.source: strides})
+        steps = {a: stride_along(place, a) for a in (*outer, *rows, *terms)}
+        known = {a: step for a, step in steps.items() if step is not None}
+        if len(known) < len(steps) or not load.free <= known.keys():
+            return False
+        inner = [merged(part, known) for part in (rows, terms) if part]
+        inner_steps = [x[1].const for x in inner if x is not None]
+        return len(inner_steps) == len(inner) and (1 in inner_steps or not inner)
 
 
 def in_first_term(value: Expr, axes: Sequence[Axis]) -> Expr:
@@ -367,15 +384,6 @@ def _reduced(d: Def) -> Sequence[Axis]:
     return d.expr.axes
 
 
-def _is_plain(load: Load, axes: Sequence[Axis]) -> bool:
-    """Return whether the load walks through memory along plain axes."""
-    at = {as_index(a) for a in axes}
-    walked = [i for i in load.index if i.const is None]
-    return len(set(walked)) == len(walked) and at.issuperset(walked)
-
-
-def _in_order(load: Load) -> list[Axis]:
-    found: list[Axis] = []
-    for i in load.index:
-        found += [a for a in i.atoms() if isinstance(a, Axis)]
-    return found
+def _runs_along(load: Load, a: Axis) -> bool:
+    """Return whether the last dim that is read walks along an axis."""
+    return bool(load.index) and a in load.index[-1].atoms()

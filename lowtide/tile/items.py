@@ -28,10 +28,10 @@ from lowtide.texpr.index import (
     Mod,
     as_index,
     deep_atoms,
-    exact_division,
     row_major,
 )
 from lowtide.texpr.index_ranges import substitute
+from lowtide.texpr.places import address, place_in, stride_along
 from lowtide.texpr.sizes import likely
 from lowtide.tile.axes import own_axes, owning_axes
 
@@ -105,32 +105,6 @@ def counts(fn: str, body: Expr) -> bool:
 
 
 # ---- how a load walks along an axis ------------------------------------------------------------
-
-
-def address(load: Load, strides: Mapping[str, tuple[Index, ...]]) -> Index:
-    """Return the element offset of a load from memory."""
-    return place_in(load.index, strides[load.source])
-
-
-@lru_cache(maxsize=8192)
-def place_in(index: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
-    """Return the element offset of an index into a tensor."""
-    total = as_index(0)
-    for i, stride in zip(index, strides, strict=True):
-        total = total + i * stride
-    return total
-
-
-@lru_cache(maxsize=8192)
-def stride_along(offset: Index, axis: Axis) -> Index | None:
-    """Return the step of the offset along the axis; None if it is not fixed."""
-    if any(axis in deep_atoms(as_index(a)) for a in offset.atoms() if a is not axis):
-        return None
-    zero = substitute(offset, {axis: as_index(0)})
-    step = exact_division(offset - zero, as_index(axis)) if offset is not zero else zero - zero
-    if step is not None and any(isinstance(a, Axis | Gather) for a in deep_atoms(step)):
-        return None  # `i * i`, `i * j`: other steps at other points
-    return step
 
 
 @lru_cache(maxsize=8192)

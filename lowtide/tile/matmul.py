@@ -22,8 +22,8 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Select
 from lowtide.texpr.index import Axis, Index, as_index, product
 from lowtide.texpr.library import in_first_term
+from lowtide.texpr.places import address, merged, stride_along
 from lowtide.tile.axes import own_axes
-from lowtide.tile.items import address, stride_along
 
 LEAST_POINTS = 1 << 18  # multiplications; below, a call into PyTorch costs more than it can gain
 
@@ -188,7 +188,7 @@ def _matrix(
         offset = offset - as_index(a) * step
     if load.free - set(steps) or any(ax in offset.atoms() for ax in steps):
         return None
-    down, along = _merged(rows, steps), _merged(columns, steps)
+    down, along = merged(rows, steps), merged(columns, steps)
     if down is None or along is None:
         return None
     return Matrix(
@@ -202,13 +202,3 @@ def _matrix(
 def _transposed(m: Matrix) -> Matrix:
     sizes, strides = ((*x[:-2], x[-1], x[-2]) for x in (m.sizes, m.strides))
     return Matrix(source=m.source, sizes=sizes, strides=strides, offset=m.offset)
-
-
-def _merged(axes: list[Axis], steps: Mapping[Axis, Index]) -> tuple[Index, Index] | None:
-    """Several axes that walk through memory as one: its size and stride."""
-    size, step = axes[-1].extent, steps[axes[-1]]
-    for a in reversed(axes[:-1]):
-        if steps[a] is not size * step:
-            return None
-        size = size * a.extent
-    return size, step

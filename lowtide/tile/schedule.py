@@ -13,10 +13,11 @@ from collections.abc import Mapping
 
 from lowtide.texpr.expr import Apply, Expr, Load
 from lowtide.texpr.index import Axis, Index, as_index
+from lowtide.texpr.places import address, stride_along
 from lowtide.texpr.sizes import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
-from lowtide.tile.items import address, along_lanes, cost, node_cost, stride_along
+from lowtide.tile.items import along_lanes, cost, node_cost
 from lowtide.tile.parts import sum_in_parts
 from lowtide.tile.target import Target
 

@@ -17,7 +17,8 @@ from lowtide.ir.dtypes import BY_NAME, DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Cast, Expr, Load, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.tile.items import Context, Item, address, node_cost, stride_along
+from lowtide.texpr.places import address, stride_along
+from lowtide.tile.items import Context, Item, node_cost
 from lowtide.tile.predict import Part, Product, Shape
 from lowtide.tile.products import LEAST_PRODUCT, BlockProduct, as_product, half_of
 

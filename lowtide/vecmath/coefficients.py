@@ -269,6 +269,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "unsubnormal": "16777216.0",
         "tiny": "2.98023224e-08",
         "exp_low": "-104.0",
+        "lost_low": "-80.0",  # 1 + e^x is 1
         "exp_high": "89.0",
         "exp2_low": "-151.0",
         "exp2_high": "128.0",
@@ -311,6 +312,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "unsubnormal": "18014398509481984.0",
         "tiny": "5.5511151231257827e-17",
         "exp_low": "-746.0",
+        "lost_low": "-700.0",
         "exp_high": "710.0",
         "exp2_low": "-1076.0",
         "exp2_high": "1024.0",

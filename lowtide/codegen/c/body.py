@@ -21,8 +21,9 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_atoms
 from lowtide.texpr.index_ranges import substitute
+from lowtide.texpr.places import address, place_in, stride_along
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import address, along_lanes, held_along, place_in, stride_along
+from lowtide.tile.items import along_lanes, held_along
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from lowtide.codegen.c.c_names import Names, buffer_place
 from lowtide.codegen.c.pointwise import MEMORY
 from lowtide.texpr.expr import Load
 from lowtide.texpr.index import Axis
+from lowtide.texpr.places import address, stride_along
 from lowtide.tile.ir import Nest, Stage
-from lowtide.tile.items import address, stride_along
 
 LIBRARY = ("load_{t}", "load_part_{t}", "store_{t}")
 

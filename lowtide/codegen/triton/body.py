@@ -24,8 +24,9 @@ from lowtide.ir.dtypes import DType
 from lowtide.texpr.algebra import identity
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select
 from lowtide.texpr.index import Axis, Gather, Index, deep_atoms
+from lowtide.texpr.places import address, place_in
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import ARG, address, place_in
+from lowtide.tile.items import ARG
 from lowtide.tile.products import LEAST_PRODUCT, BlockProduct, as_product, half_of
 
 _FOLD = {
