@@ -296,6 +296,71 @@ def lower_arange(b: Builder, start: Number, end: Number, step: Number, *options:
     return _arange(b, start, end, step, options)
 
 
+def _triangle(b: Builder, sizes: Sequence[Size], options: Sequence[Any], *, upper: bool) -> Val:
+    """Return the places of half a square, row by row. Row and column are formulas of the place's
+    number, so that what is read at them is a value of pairs that needs no list of pairs."""
+    rows, columns, offset = (as_index(v) for v in sizes)
+    dtype, layout, device, pin = options
+    _check_options(b, layout, device, False, pin)
+    if b.records:
+        raise Unsupported("a list of pairs, for gradients")  # added up faster along a stored one
+    skipped = offset.const if upper else (-offset).const
+    if not b.equal(rows, columns) or skipped is None or skipped < 0:
+        raise Unsupported("indices of a part that is no triangle")
+    if not b.at_least(rows, 0):
+        raise b.error("indices of a triangle of a negative size")
+    n = rows - skipped
+    count = floordiv(n * (n + 1), 2) if b.at_least(n, 1) else 0
+    within = dtypes.f64  # exact: nobody has 2 ** 52 pairs
+
+    def body(idx: tuple[Index, ...]) -> Expr:
+        k, last = (Term(b, b.cast(b.at(i), within)) for i in (idx[1], n * 2 + 1))
+
+        def before(row: Term) -> Term:  # how many places
+            return row * ((last - row) if upper else (row + 1)) * 0.5
+
+        root = (last * last - k * 8 if upper else k * 8 + 1).fn("sqrt")
+        row = ((last - root if upper else root - 1) * 0.5).fn("floor")
+        row = (before(row) > k).where(row - 1, row)  # the root was rounded
+        row = (before(row + 1) <= k).where(row + 1, row)
+        column = k - before(row)
+        row, column = (row, column + row + skipped) if upper else (row + skipped, column)
+        is_row = Term(b, b.at(idx[0])).equals(0)
+        return is_row.where(row, column).cast(from_torch(dtype or torch.int64)).expr
+
+    return b.tensor([2, count], from_torch(dtype or torch.int64), body)
+
+
+_TRIANGLE: Final = (
+    "(row: int, col: int, offset: int = 0, *, dtype: dtype? = None, layout: any? = None, "
+    "device: device? = None, pin_memory: bool? = None) -> Tensor"
+)
+
+
+@op(
+    "triu_indices",
+    _TRIANGLE,
+    "torch.triu_indices",
+    kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
+)
+def lower_triu_indices(b: Builder, row: Size, col: Size, offset: Size, *options: Any) -> Val:
+    """The places above a diagonal, as rows and columns."""
+    return _triangle(b, (row, col, offset), options, upper=True)
+
+
+@op(
+    "tril_indices",
+    _TRIANGLE,
+    "torch.tril_indices",
+    kind="factory",
+    effects=Effects.MAKES | Effects.RAISES,
+)
+def lower_tril_indices(b: Builder, row: Size, col: Size, offset: Size, *options: Any) -> Val:
+    """The places below a diagonal, as rows and columns."""
+    return _triangle(b, (row, col, offset), options, upper=False)
+
+
 @op(
     "linspace",
     f"(start: Scalar, end: Scalar, steps: int, {OPTIONS}) -> Tensor",

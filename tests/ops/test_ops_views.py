@@ -205,6 +205,9 @@ OTHERS: list[tuple[Any, ...]] = [
     *(("linspace", *a) for a in ((0, 1, 7), (-3.5, 2, 6), (1, 0, 5), (0, 1, 1), (0, 1, 0),
     (0, 1, 2))),
     ("linspace", 0, 1, 7, F64),
+    *((f"tri{half}_indices", n, n, by if half == "u" else -by)
+      for half in "ul" for n in (1, 2, 7, 40, 1000) for by in (0, 1, 3)),
+    ("triu_indices", 6, 6, 1, torch.int32), ("tril_indices", 0, 0), ("triu_indices", -1, -1),
     ("eye", 6), ("eye", 6, 3), ("eye", 3, 6, torch.int64),
     ("shape", X), ("size", X), ("size.dim", X, 1), ("size.dim", X, -1), ("size.dim", X, 3),
     ("dim", X), ("numel", X), ("numel", floats()), ("len", X), ("len", floats()), ("dtype", X),

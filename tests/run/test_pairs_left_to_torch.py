@@ -137,7 +137,15 @@ def between(a: Tensor, b: Tensor) -> Tensor:
     return ((d - low) / (high - low)).mean(1)
 
 
+def triangle(a: Tensor, b: Tensor) -> Any:
+    i, j = torch.triu_indices(len(a), len(a), 1)
+    lower = torch.tril_indices(a.shape[0], a.shape[0], -1)
+    d = torch.cdist(a, a, compute_mode="donot_use_mm_for_euclid_dist")
+    return (1 / (1 + (a[i] - a[j]).norm(dim=-1))).mean(), d[lower[0], lower[1]].amax()
+
+
 FUNCTIONS = [
+    triangle,
     between, nearest_of_itself, nearest_others, largest_later, without_itself, passed,
     scattered, one_of_each_row,
     top, top_of_itself, sort, sort_the_other_way, middle, quantile, histogram, counts,
