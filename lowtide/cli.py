@@ -200,30 +200,25 @@ def _cache(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from lowtide.tools.explain_command import explain
 
-    return _answer("explain", explain, options)
+    return _reported("explain", lambda: _answer("explain", explain, options))
 
 
 def _memory(options: argparse.Namespace) -> int:
     from lowtide.tools.explain_command import predict
 
     ask = functools.partial(predict, backward=options.backward)
-    return _answer("memory", ask, options, _show_plan)
+    return _reported("memory", lambda: _answer("memory", ask, options, _show_plan))
 
 
 def _reduce(options: argparse.Namespace) -> int:
-    from lowtide.tools.explain_command import ArgumentFault
     from lowtide.tools.reduce_command import reduce
 
-    try:
+    def ask() -> int:
         found = reduce(options.target, options.shape, options.dtype)
-    except ArgumentFault as fault:
-        print(f"lowtide reduce: {fault}", file=sys.stderr)
-        return 2
-    except LowtideError as fault:
-        print(fault, file=sys.stderr)
-        return 1
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
-    return 1 if found.stage else 0
+        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        return 1 if found.stage else 0
+
+    return _reported("reduce", ask)
 
 
 def _show_plan(plan: Any) -> None:
@@ -241,16 +236,7 @@ def _answer(
     options: argparse.Namespace,
     show: Callable[[Any], None] = print,
 ) -> int:
-    from lowtide.tools.explain_command import ArgumentFault
-
-    try:
-        found = ask(options.target, options.shape, options.dtype)
-    except ArgumentFault as fault:
-        print(f"lowtide {command}: {fault}", file=sys.stderr)
-        return 2
-    except LowtideError as fault:
-        print(fault, file=sys.stderr)
-        return 1
+    found = ask(options.target, options.shape, options.dtype)
     if options.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -273,7 +259,7 @@ def _inspect(options: argparse.Namespace) -> int:
             print(code_of(found) if options.code else render(found))
         return 1 if found.missing else 0
 
-    return _of_file("inspect", options.file, ask)
+    return _reported("inspect", ask, options.file)
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -283,41 +269,40 @@ def _convert(options: argparse.Namespace) -> int:
         convert(options.old, options.new)
         return 0
 
-    return _of_file("convert", options.old, ask)
+    return _reported("convert", ask, options.old)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from lowtide.tools.explain_command import ArgumentFault
     from lowtide.tools.export_command import export
 
-    try:
+    def ask() -> int:
         found = export(
             options.target, options.directory, options.shape, options.dtype, options.name,
             options.weights,
         )  # fmt: skip
-    except ArgumentFault as fault:
-        print(f"lowtide export: {fault}", file=sys.stderr)
-        return 2
-    except OSError as fault:
-        print(f"lowtide export: {fault.filename}: {fault.strerror}", file=sys.stderr)
-        return 2
-    except LowtideError as fault:
-        print(fault, file=sys.stderr)
-        return 1
-    print(json.dumps(found.to_dict(), indent=2) if options.json else found)
-    return 0
+        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        return 0
+
+    return _reported("export", ask, "")
 
 
-def _of_file(command: str, file: str, ask: Callable[[], int]) -> int:
+def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> int:
+    """Return the exit status of `ask`, or of its error, which is printed. `file`: what it reads;
+    None: an OSError is the user's program's."""
+    from lowtide.tools.explain_command import ArgumentFault
+
     try:
         return ask()
-    except BrokenPipeError:
-        raise
+    except ArgumentFault as fault:
+        print(f"lowtide {command}: {fault}", file=sys.stderr)
+        return 2
     except OSError as fault:
+        if file is None or isinstance(fault, BrokenPipeError):
+            raise
         print(f"lowtide {command}: {fault.filename or file}: {fault.strerror}", file=sys.stderr)
         return 2
     except LowtideError as fault:
-        print(f"lowtide {command}: {file}: {fault}", file=sys.stderr)
+        print(f"lowtide {command}: {file}: {fault}" if file else fault, file=sys.stderr)
         return 1
 
 

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MIB = 1024 * 1024
-
 
 def format_bytes(count: int | None) -> str:
     """Return bytes in the unit that leaves one to three digits: `"463 MiB"`; None is `"-"`."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -36,11 +37,12 @@ from lowtide.execute import eager_threshold
 from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.execute.checkpoint import BY_PYTORCH
 from lowtide.execute.driver import Driver
-from lowtide.execute.executor import Executor
-from lowtide.ir import recomputed
+from lowtide.execute.executor import Executor, drop
+from lowtide.ir import recomputed, structured
 from lowtide.ir import types as t
 from lowtide.ir.core import Function, Op, Value
 from lowtide.ir.interpret import run_op
+from lowtide.ir.structured import RunBlock
 from lowtide.memory.casts import Casts
 from lowtide.memory.largest import DEPENDS
 from lowtide.memory.ledger import Ledger
@@ -250,7 +252,7 @@ class DryRun(Executor):
     def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
         """See the base class."""
         super().op(plan, pos, env)
-        _keep(env, plan.live_at[pos + 1])
+        drop(env, plan.live_at[pos + 1], tuple(env))
 
     def plain(self, plan: BlockPlan, pos: int, env: Env) -> None:
         """See the base class."""
@@ -336,17 +338,16 @@ class DryRun(Executor):
         if env[op.operands[0]] is not UNKNOWN:
             return super().branch(plan, op, env, alive)
         self._guess(f"{op.loc}: the branch depends on the data; both are shown")
-        one, other = (self.inner(plan, block, env) for block in op.blocks)
-        _keep(env, alive)
+        one, other = self.enter(plan, env, alive, self.run, op.blocks)
         first, rank = self._try_branch(one)
         with self.ledger.aside(rank[0]):
             second, second_rank = self._try_branch(other)
         return first if rank >= second_rank else second
 
-    def _try_branch(self, inner: tuple[BlockPlan, Env]) -> tuple[list[Any], tuple[int, int]]:
+    def _try_branch(self, run: RunBlock) -> tuple[list[Any], tuple[int, int]]:
         """Run one of two branches; return its results, and (bytes left behind, steps)."""
         held, steps = self.ledger.live_bytes, len(self.steps)
-        results = self.block(*inner)
+        results = run([])
         return results, (self.ledger.live_bytes - held, len(self.steps) - steps)
 
     def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
@@ -370,9 +371,9 @@ class DryRun(Executor):
         if isinstance(manager, recomputed.Recomputed):
             return self._checkpoint(plan, op, env, alive)
         if len(op.blocks) == 2:
-            return self._user_context(plan, op, env)
+            return self._user_context(plan, op, env, alive)
         if isinstance(manager, _STATES):
-            return self._under(plan, op, env)
+            return self._under(plan, op, env, alive)
         return self._torch_step(op, env, alive)
 
     def _checkpoint(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
@@ -387,54 +388,52 @@ class DryRun(Executor):
                 f"{op.loc}: a checkpoint that PyTorch recomputes; its values are counted as if they"
                 f" were saved: {BY_PYTORCH}"
             )
-        return self._under(plan, op, env)
+        return self._under(plan, op, env, alive)
 
-    def _under(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
+    def _under(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run a block under PyTorch's context manager."""
-        block, manager = op.blocks[0], env[op.operands[0]]
-        with manager as entered:
-            results = self.block(*self.inner(plan, block, {block.args[0]: entered} | env))
+        results = super().context(plan, op, env, alive)
         self._casts.look()
         return results
 
-    def _user_context(self, plan: BlockPlan, op: Op, env: Env) -> list[Any]:
-        block, leaving = op.blocks
-        results = self.block(*self.inner(plan, block, {block.args[0]: env[op.operands[0]]} | env))
-        self.block(*self.inner(plan, leaving, dict.fromkeys(leaving.args) | env))
+    def _user_context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        manager = env[op.operands[0]]
+        run, leave = self.enter(plan, env, alive, self.run, op.blocks)
+        results = run([manager])
+        leave([None] * len(op.blocks[1].args))
         return results
 
     def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """See the base class. Runs steps until nothing changes, or the data decide how to go on."""
         if self._reason:
             self.notes.append(f"{op.loc}: the loop {about_a_loop(self._reason)}")
-        trips, going, *carried = (env[v] for v in op.operands)
-        (block,) = op.blocks
-        inner, outer = self.inner(plan, block, env)
-        _keep(env, alive)
-        lists: list[Any] = [v for v in outer.values() if isinstance(v, list)]  # may grow
-        if trips is UNKNOWN or going is UNKNOWN:
-            self.has_guessed = True
-        i = grown = 0
-        most = MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS
-        while trips is UNKNOWN or i < trips:
-            if going is False:
-                break
-            if i == most or (i and (trips is UNKNOWN or going is UNKNOWN)):
-                self._unrolled(op, i, trips, grown, going is UNKNOWN)
-                break
-            start, before = len(self.steps), self.ledger.live_bytes
-            forms = _forms([*carried, *lists])
-            env = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
-            carried.clear()
-            going, *carried = self.block(inner, env)
-            grown = self.ledger.live_bytes - before
-            i += 1
-            same = not self.records and i > 1 and grown <= 0 and _forms([*carried, *lists]) == forms
-            if same and trips is not UNKNOWN and i < trips:
+        read = plan.inner(op.blocks[0]).live_at[0]
+        lists: list[Any] = [x for v in read if isinstance(x := env.get(v), list)]  # may grow
+        start = before = 0
+        forms: list[Any] = []
+
+        def goes_on(i: int, trips: Any, state: list[Any]) -> bool:
+            nonlocal start, before, forms
+            going = state[0]
+            is_open = trips is UNKNOWN or going is UNKNOWN
+            self.has_guessed |= is_open
+            if going is False or (trips is not UNKNOWN and i >= trips):
+                return False
+            grown = self.ledger.live_bytes - before if i else 0
+            now = _forms([*state[1:], *lists])
+            is_same = not self.records and i > 1 and grown <= 0 and now == forms
+            if is_same and trips is not UNKNOWN:
                 self._unrolled(op, i, trips, grown, going is UNKNOWN)
                 del self.steps[start:]
-                break
-        return carried
+                return False
+            if i == (MAX_ROUNDS if trips is UNKNOWN else MAX_TRIPS) or (i and is_open):
+                self._unrolled(op, i, trips, grown, going is UNKNOWN)
+                return False
+            start, before, forms = len(self.steps), self.ledger.live_bytes, now
+            return True
+
+        enter = partial(self.enter, plan, env, alive, self.run_again)
+        return structured.loop(op, env, enter, goes_on)
 
     def _unrolled(self, op: Op, done: int, trips: Any, grown: int, ends: bool) -> None:
         """Account for the remaining steps, each of which leaves `grown` bytes behind like the last
@@ -501,11 +500,6 @@ def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         for k, tensor in enumerate(tensors_in(value)):
             path = name if tensor is value else f"{name}[{k}]"
             yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
-
-
-def _keep(env: Env, alive: set[Value]) -> None:
-    for v in [v for v in env if v not in alive]:
-        del env[v]
 
 
 def _kind_beside_dense(values: Sequence[Any]) -> str:

@@ -49,6 +49,7 @@ from lowtide.ir.literals import is_literal
 from lowtide.specialise.region_boundaries import static_reason
 from lowtide.specialise.signature import SMALL, size_symbol
 from lowtide.texpr.index import Index, as_index
+from lowtide.torch_private.pytree import leaves
 
 _MOST_SHOWN: Final = 40
 _MOST_ROUNDS: Final = 100
@@ -212,15 +213,8 @@ def _called(function: Function, values: Sequence[Any], given: int, state: set[st
 
 
 def _flat(x: Any) -> Iterator[Any]:
-    """Yield the values that C returns: all but None and strings."""
-    if isinstance(x, tuple | list):
-        for e in cast("Sequence[Any]", x):
-            yield from _flat(e)
-    elif isinstance(x, dict):
-        for e in cast("Mapping[Any, Any]", x).values():
-            yield from _flat(e)
-    elif x is not None and not isinstance(x, str):
-        yield x
+    """Return the values that C returns: all but None and strings."""
+    return (e for e in leaves(x) if e is not None and not isinstance(e, str))
 
 
 def _with_constants(
@@ -323,7 +317,7 @@ class _Printed:
             body=tuple(walker.lines),
             frame=frame,
             state=tuple(self.state.values()),
-            example=tuple(_numbers_and_tensors(self.values[: self.given])),
+            example=tuple(leaves(self.values[: self.given])),
             expected=(),
         )
 
@@ -551,14 +545,6 @@ class _Printed:
         if not is_direct:
             lines.append(f"memmove({name}, {x.at}, {c_int(nbytes(x))});")
         return Argument(name=name, dtype=x.dtype, shape=most, counted=is_counted)
-
-
-def _numbers_and_tensors(values: Sequence[Any]) -> Iterator[Any]:
-    for v in values:
-        if isinstance(v, tuple | list):
-            yield from _numbers_and_tensors(cast("Sequence[Any]", v))
-        else:
-            yield v
 
 
 def _key(path: str, name: str) -> str:

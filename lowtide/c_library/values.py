@@ -13,7 +13,7 @@ Thing                 an object of the user's: a module
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.index import Atom, FloorDiv, Index, Mod, Size, as_index, deep_atoms
 from lowtide.texpr.index_ranges import floordiv, nonnegative, rebuild
+from lowtide.torch_private.pytree import leaves
 
 
 class Refused(Exception):
@@ -92,16 +93,9 @@ class _Missing:
 MISSING = _Missing()  # what a branch that raises would have given
 
 
-def tensors_in(x: object) -> Iterator[Tensor]:
-    """Yield all tensors in a value."""
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, tuple | list):
-        for e in cast("Sequence[object]", x):
-            yield from tensors_in(e)
-    elif isinstance(x, dict):
-        for e in cast("Mapping[object, object]", x).values():
-            yield from tensors_in(e)
+def tensors_in(x: object) -> list[Tensor]:
+    """Return all tensors in a value."""
+    return [e for e in leaves(x) if isinstance(e, Tensor)]
 
 
 def is_int(x: object) -> bool:

@@ -30,7 +30,7 @@ and in the backward pass the gradients of its operands, chunk by chunk.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -40,10 +40,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from lowtide.execute.cut import ADDED, Cut, Form, Plain, Span, form_of, order_of
 from lowtide.execute.operand_gradients import Gradients
 from lowtide.ir.core import Op
+from lowtide.ir.structured import RunBlock
 from lowtide.torch_private import torch_state
 
 Tensor = torch.Tensor
-RunBlock = Callable[[list[Any]], list[Any]]  # block arguments → operands of its terminator
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from lowtide.execute.backend import Tiles
 from lowtide.execute.block_plan import BlockPlan, Env
 from lowtide.execute.demands import Demands
 from lowtide.execute.differences import attribute
-from lowtide.execute.executor import Executor, drop
+from lowtide.execute.executor import Executor
 from lowtide.execute.host_code import CheckFailed, HostFault
 from lowtide.execute.mutation import Apart, Shared, statistics
 from lowtide.execute.region import Region
@@ -146,10 +146,10 @@ class KernelExecutor(Executor):
             return self.section(plan, section, env, alive)
         return self.checkpointed(plan, op, env, alive, early_stop=manager.early_stop)
 
-    def within(self, plan: BlockPlan, env: Env) -> list[Any]:
+    def within(self, plan: BlockPlan, env: Env, values: list[Any]) -> list[Any]:
         if torch_state.reason():  # the manager may be a mode of PyTorch's
-            return run_block(plan.block, env)
-        return self.block(plan, env)
+            return run_block(plan.block, {**env, **dict(zip(plan.block.args, values, strict=True))})
+        return self.run(plan, env, values)
 
     def checkpointed(
         self, plan: BlockPlan, op: Op, env: Env, alive: set[Value], *, early_stop: bool
@@ -157,19 +157,16 @@ class KernelExecutor(Executor):
         """Run a block that writes outside tensors, or returns lists, by PyTorch's checkpoint. As
         there, its effects happen twice: in the backward pass it runs again, with `early_stop` up to
         the last saved tensor."""
-        (block,) = op.blocks
-        inner, outer = self.inner(plan, block, env)
-        drop(env, alive, tuple(env))
-
-        def run(*_: Any) -> list[Any]:
-            return self.block(inner, {**outer, block.args[0]: None})
+        read = [env.get(v) for v in plan.inner(op.blocks[0]).live_at[0]]
+        devices = {x.device for x in read if isinstance(x, torch.Tensor)} - {CPU}
+        del read
+        (run,) = self.enter(plan, env, alive, self.run_again, op.blocks)
 
         # PyTorch saves the random states of its arguments' devices, and the arguments. Empty
         # tensors stand for the block's operands, since the block may write these.
-        devices = {x.device for x in outer.values() if isinstance(x, torch.Tensor)} - {CPU}
         stand_ins = [torch.empty(0, device=device) for device in devices]
         return torch.utils.checkpoint.checkpoint(  # pyright: ignore[reportUnknownVariableType]
-            run, *stand_ins, use_reentrant=False, early_stop=early_stop
+            lambda *_: run([None]), *stand_ins, use_reentrant=False, early_stop=early_stop
         )
 
 

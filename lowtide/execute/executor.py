@@ -1,4 +1,4 @@
-"""Runs blocks. Control flow is here; subclasses define what ops and regions do.
+"""Runs blocks with plans; subclasses define what ops and regions do. Control flow: `structured`.
 
 In: a `BlockPlan`, and an environment with the live-ins of its block, which is consumed. Out: the
 operands of the terminator.
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from lowtide.execute.block_plan import BlockPlan, Env
-from lowtide.execute.chunks import RunBlock
 from lowtide.execute.saved_products import RECALLED, run_recalled
 from lowtide.execute.section import SECTION, run_section
+from lowtide.ir import structured
 from lowtide.ir.core import Block, Op, Value
-from lowtide.ir.interpret import Entered, suppressed
+from lowtide.ir.structured import RunBlock
 
 
 class Executor(ABC):
@@ -66,12 +67,12 @@ class Executor(ABC):
     def op(self, plan: BlockPlan, pos: int, env: Env) -> None:
         """Run one op outside of any region; drop dead values."""
         op = plan.ops[pos]
-        run = _STRUCTURED.get(op.name) if op.blocks else None
-        if run is None:
+        method = _STRUCTURED.get(op.name) if op.blocks else None
+        if method is None:
             self.plain(plan, pos, env)
             return
         alive = plan.live_at[pos + 1]
-        results = run(self, plan, op, env, alive)
+        results = getattr(self, method)(plan, op, env, alive)
         env.update(zip(op.results, results, strict=True))
         drop(env, alive, op.results)
 
@@ -79,23 +80,17 @@ class Executor(ABC):
 
     def branch(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run an `if`."""
-        inner = self.inner(plan, op.blocks[0 if env[op.operands[0]] else 1], env)
+        inner, outer = self.inner(plan, structured.taken(op, env), env)
         drop(env, alive, tuple(env))
-        return self.block(*inner)
+        return self.block(inner, outer)
 
     def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run a `loop`."""
-        trips, going, *carried = (env[v] for v in op.operands)
-        (block,) = op.blocks
-        inner, outer = self.inner(plan, block, env)
-        drop(env, alive, tuple(env))
-        i = 0
-        while i < trips and going:
-            given = {**outer, **dict(zip(block.args, (i, *carried), strict=True))}
-            carried.clear()
-            going, *carried = self.block(inner, given)
-            i += 1
-        return carried
+        return structured.loop(op, env, partial(self.enter, plan, env, alive, self.run_again))
+
+    def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+        """Run a `with`."""
+        return structured.context(op, env, partial(self.enter, plan, env, alive, self.within))
 
     def section(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run a `section`: chunks of a budget, or a checkpoint."""
@@ -108,23 +103,6 @@ class Executor(ABC):
         """Return a product that the forward pass has saved."""
         return run_recalled(op, env)
 
-    def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
-        """Run a `with`."""
-        block, *leaving = op.blocks
-        manager = env[op.operands[0]]
-        if leaving:
-            manager = Entered(manager, self.leaving(plan, leaving[0], env))
-        inner, given = self.inner(plan, block, env)
-        drop(env, alive, tuple(env))
-        with manager as entered:
-            given[block.args[0]] = entered
-            return self.within(inner, given)
-        raise suppressed(op)
-
-    def within(self, plan: BlockPlan, env: Env) -> list[Any]:
-        """Run the block of a `with`, inside its manager."""
-        return self.block(plan, env)
-
     # -- their blocks --
 
     def inner(self, plan: BlockPlan, block: Block, env: Env) -> tuple[BlockPlan, Env]:
@@ -132,28 +110,47 @@ class Executor(ABC):
         inner = plan.inner(block)
         return inner, {v: env[v] for v in inner.live_at[0] if v in env}
 
+    def enter(
+        self,
+        plan: BlockPlan,
+        env: Env,
+        alive: set[Value],
+        run: Callable[[BlockPlan, Env, list[Any]], list[Any]],
+        blocks: Sequence[Block],
+    ) -> list[RunBlock]:
+        """Return functions that run nested blocks by `run`; drop dead values."""
+        found = [partial(run, *self.inner(plan, block, env)) for block in blocks]
+        drop(env, alive, tuple(env))
+        return found
+
+    def run(self, plan: BlockPlan, env: Env, values: list[Any]) -> list[Any]:
+        """Run a nested block once. `values`: of its arguments; consumed, as `env` is."""
+        if values:
+            env.update(zip(plan.block.args, values, strict=True))
+            values.clear()
+        return self.block(plan, env)
+
+    def run_again(self, plan: BlockPlan, outer: Env, values: list[Any]) -> list[Any]:
+        """Run a nested block that may run again with the same outer values."""
+        return self.run(plan, outer.copy(), values)
+
+    def within(self, plan: BlockPlan, env: Env, values: list[Any]) -> list[Any]:
+        """Run a block of a `with`."""
+        return self.run(plan, env, values)
+
     def runner(self, plan: BlockPlan, block: Block) -> RunBlock:
-        """Return a function that runs a block on the values of its arguments."""
+        """Return a function that runs a block of a section, which reads nothing outside."""
         inner = plan.inner(block)
         inner.is_again = True
-        return lambda given: self.block(inner, dict(zip(block.args, given, strict=True)))
-
-    def leaving(self, plan: BlockPlan, block: Block, env: Env) -> Callable[..., object]:
-        """Return a function that runs the `__exit__` of the user's context manager."""
-        inner, outer = self.inner(plan, block, env)
-
-        def leave(*error: object) -> object:
-            return self.block(inner, {**outer, **dict(zip(block.args, error, strict=True))})[0]
-
-        return leave
+        return partial(self.run_again, inner, {})
 
 
-_STRUCTURED: Final[dict[str, Callable[..., list[Any]]]] = {
-    "if": lambda self, *given: self.branch(*given),
-    "loop": lambda self, *given: self.loop(*given),
-    "with": lambda self, *given: self.context(*given),
-    SECTION: lambda self, *given: self.section(*given),
-    RECALLED: lambda self, *given: self.recalled(*given),
+_STRUCTURED: Final = {  # an op, and the method that runs it
+    "if": Executor.branch.__name__,
+    "loop": Executor.loop.__name__,
+    "with": Executor.context.__name__,
+    SECTION: Executor.section.__name__,
+    RECALLED: Executor.recalled.__name__,
 }
 
 

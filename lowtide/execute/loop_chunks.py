@@ -20,11 +20,12 @@ from typing import Any, cast
 
 import torch
 
-from lowtide.execute.chunks import Chunks, RunBlock, Tensor, gradients_of
+from lowtide.execute.chunks import Chunks, Tensor, gradients_of
 from lowtide.execute.cut import Span
 from lowtide.execute.generators import Generators
 from lowtide.execute.operand_gradients import Gradients
 from lowtide.ir.core import Op
+from lowtide.ir.structured import RunBlock
 
 
 class LoopChunks(Chunks):

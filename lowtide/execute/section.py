@@ -17,10 +17,11 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.execute.autocast import Autocast
-from lowtide.execute.chunks import Chunks, RunBlock, Tensor, carries_gradient
+from lowtide.execute.chunks import Chunks, Tensor, carries_gradient
 from lowtide.execute.generators import Generators
 from lowtide.execute.loop_chunks import LoopChunks
 from lowtide.ir.core import Op
+from lowtide.ir.structured import RunBlock
 from lowtide.memory import watching
 from lowtide.memory.ledger import WATCHED
 from lowtide.memory.scopes.hidden import hide_with_callees

@@ -23,7 +23,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional
 
-from lowtide.ir import object_ops, opdefs, python_objects, recomputed
+from lowtide.ir import object_ops, opdefs, python_objects, recomputed, structured
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.named_results import build
 from lowtide.ir.python_ops.numbers import UNBOUND
@@ -202,54 +202,25 @@ def _mutate(op: Op, env: Env) -> list[Any]:
     return [x]
 
 
+def _enter(env: Env, blocks: Sequence[Block]) -> list[structured.RunBlock]:
+    return [functools.partial(_run, block, env) for block in blocks]
+
+
+def _run(block: Block, env: Env, values: Sequence[Any]) -> list[Any]:
+    env.update(zip(block.args, values, strict=True))
+    return run_block(block, env)
+
+
 def _if(op: Op, env: Env) -> list[Any]:
-    return run_block(op.blocks[0 if env[op.operands[0]] else 1], env)
+    return run_block(structured.taken(op, env), env)
 
 
 def _loop(op: Op, env: Env) -> list[Any]:
-    trips, going, *carried = (env[v] for v in op.operands)
-    (block,) = op.blocks
-    i = 0
-    while i < trips and going:
-        env.update(zip(block.args, (i, *carried), strict=True))
-        going, *carried = run_block(block, env)
-        i += 1
-    return carried
+    return structured.loop(op, env, functools.partial(_enter, env))
 
 
 def _with(op: Op, env: Env) -> list[Any]:
-    block, *leaving = op.blocks
-    manager = env[op.operands[0]]
-    if leaving:
-        manager = Entered(manager, functools.partial(_leave, leaving[0], env))
-    with manager as entered:
-        env[block.args[0]] = entered
-        return run_block(block, env)
-    raise suppressed(op)
-
-
-def _leave(block: Block, env: Env, *error: object) -> object:
-    env.update(zip(block.args, error, strict=True))
-    return run_block(block, env)[0]
-
-
-class Entered:
-    """A context manager that has been entered; `leave` is its `__exit__`."""
-
-    def __init__(self, entered: object, leave: Callable[..., object]) -> None:
-        self._entered, self._leave = entered, leave
-
-    def __enter__(self) -> object:
-        return self._entered
-
-    def __exit__(self, *error: object) -> bool:
-        return bool(self._leave(*error))
-
-
-def suppressed(op: Op) -> RuntimeError:
-    """Return the error for a context manager that suppressed an exception, so that no values
-    exist."""
-    return RuntimeError(f"the context manager at {op.loc} suppressed an exception")
+    return structured.context(op, env, functools.partial(_enter, env))
 
 
 def _assert(op: Op, env: Env) -> list[Any]:

@@ -84,22 +84,13 @@ def find(name: str) -> OpDef | None:
     return TABLE.get(name)
 
 
-_records: Callable[[str], RecordLike] | None = None
-
-
-def use_records(by_name: Callable[[str], RecordLike] | None) -> None:
-    """Puts another table of torch ops in place of `lowtide.ops` (None: back again)."""
-    global _records
-    _records = by_name
-
-
 def torch_record(op_name: str) -> RecordLike:
     """Return the record of the op printed as `torch.NAME`; raises KeyError."""
-    return (_records or _own_records())(op_name.removeprefix("torch."))
+    return _records()(op_name.removeprefix("torch."))
 
 
 @functools.cache
-def _own_records() -> Callable[[str], RecordLike]:
+def _records() -> Callable[[str], RecordLike]:
     """Return the look-up of torch records. Their table lies in a higher layer, so it is imported by
     name."""
     importlib.import_module("lowtide.ops")

@@ -220,8 +220,3 @@ def lower_bitwise_not(b: Builder, x: Val) -> Val:
     if x.dtype is dtypes.boolean:
         return lower_logical_not(b, x)
     return pointwise(b, [x], _bit_dtype(x.dtype), lambda v: v.fn("not"))
-
-
-def is_truthy(b: Builder, x: Val, idx: tuple[Index, ...]) -> Expr:
-    """Return the element of a tensor of any dtype as a bool."""
-    return b.cast(b.load(x, idx), dtypes.boolean)

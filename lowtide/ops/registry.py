@@ -157,15 +157,6 @@ def all_records() -> tuple[OpRecord, ...]:
     return tuple(_REGISTRY.by_name.values())
 
 
-def lookup_callable(fn: object) -> tuple[OpRecord, ...]:
-    """Return the overloads of a function object such as `torch.sum` or `torch.Tensor.sum`."""
-    found: list[OpRecord] = []
-    for source, records in _REGISTRY.by_source.items():
-        if resolve(source) is fn:
-            found.extend(r for r in records if r not in found)
-    return tuple(found)
-
-
 def register(record: OpRecord) -> OpRecord:
     """Adds a record; a second record of the same name is an internal fault."""
     if record.name in _REGISTRY.by_name:

@@ -11,13 +11,9 @@ In, out: a Function. Invariant: an operator that would raise stays, and raises a
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 from lowtide.ir.builder import UNKNOWN, fold
 from lowtide.ir.core import Block, Function, Op, Value, clone
 from lowtide.ir.types import TupleType
-
-Known = MutableMapping[Value, object]
 
 
 def fold_constants(fn: Function) -> Function:

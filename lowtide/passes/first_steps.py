@@ -24,6 +24,7 @@ A condition that is constant only from a later step on, such as `t >= 2`, has se
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,13 +32,13 @@ from typing import Final
 
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.ir.core import Function, Op, Value, clone, walk
 from lowtide.ir.types import ListType
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import evolution, number_of
-from lowtide.passes.ir_queries import constant, makers_of, users_of, with_inner
+from lowtide.passes.ir_queries import Makers, Users, constant, makers_of, users_of, with_inner
 from lowtide.passes.run import only_with
-from lowtide.passes.split_iterations import split_iterations
+from lowtide.passes.split_iterations import replace_loops, split_iterations
 
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
@@ -80,45 +81,29 @@ def peel_first_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     for _ in range(MOST_STEPS):
-        run = _Peeler(result)
-        run.block(result.block)
-        if not run.has_peeled:
+        peeled = functools.partial(_peeled, makers_of(result), users_of(result))
+        if not replace_loops(result.block, peeled):
             break
         result = fold_constants(result)  # of `i > 0 and j > 0` the question of j may be left
     return result
 
 
-class _Peeler:
-    """One step of each loop; `has_peeled`: of any."""
-
-    def __init__(self, fn: Function) -> None:
-        self.makers = makers_of(fn)
-        self.users = users_of(fn)
-        self.has_peeled = False
-
-    def block(self, block: Block) -> None:
-        kept: list[Op] = []
-        for op in block.ops:
-            for inner in op.blocks:
-                self.block(inner)
-            loop = _Loop(self, op, kept) if op.name == "loop" else None
-            answers = dict(loop.answers()) if loop is not None else {}
-            peels = bool(answers) or (loop is not None and loop.adds_to_number())
-            if peels:
-                first = {c: a.first for c, a in answers.items()}
-                later = {c: a.later for c, a in answers.items() if a.later is not None}
-                kept += split_iterations(op, first=first, each=[later])
-            else:
-                kept.append(op)
-            self.has_peeled = self.has_peeled or peels
-        block.ops = kept
+def _peeled(makers: Makers, users: Users, op: Op, before: list[Op]) -> list[Op] | None:
+    """Return the first step, and the loop of the others; None if that tells nothing."""
+    loop = _Loop(makers, users, op, before)
+    answers = dict(loop.answers())
+    if not answers and not loop.adds_to_number():
+        return None
+    first = {c: a.first for c, a in answers.items()}
+    later = {c: a.later for c, a in answers.items() if a.later is not None}
+    return split_iterations(op, first=first, each=[later])
 
 
 class _Loop:
     """One loop, and the ops before it in its block."""
 
-    def __init__(self, run: _Peeler, loop: Op, before: list[Op]) -> None:
-        self.makers, self.users = run.makers, run.users
+    def __init__(self, makers: Makers, users: Users, loop: Op, before: list[Op]) -> None:
+        self.makers, self.users = makers, users
         self.loop = loop
         self.before = before
         (self.body,) = loop.blocks

@@ -16,18 +16,19 @@ last two or three steps differ, they are peeled one after the other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from lowtide.ir import opdefs
-from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.ir.core import Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.evolution import Evolution, evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.ir_queries import Makers, constant, makers_of
 from lowtide.passes.run import only_with
-from lowtide.passes.split_iterations import split_iterations
+from lowtide.passes.split_iterations import replace_loops, split_iterations
 
 MOST_STEPS: Final = 3  # done after a loop
 
@@ -53,31 +54,19 @@ def peel_last_steps(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
     for _ in range(MOST_STEPS):
-        makers = makers_of(result)
-        if not _peel(result.block, makers):
+        if not replace_loops(result.block, functools.partial(_peeled, makers_of(result))):
             break
         result = fold_constants(result)
     return result
 
 
-def _peel(block: Block, makers: Makers) -> bool:
-    """Take the last step out of each loop in which a condition is then known. Return whether any
-    was."""
-    kept: list[Op] = []
-    found = False
-    for op in block.ops:
-        for inner in op.blocks:
-            found = _peel(inner, makers) or found
-        answers = dict(_answers(op, makers)) if op.name == "loop" else {}
-        if answers:
-            found = True
-            earlier = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
-            last = {c: a.last for c, a in answers.items()}
-            kept += split_iterations(op, each=[earlier], last=last)
-        else:
-            kept.append(op)
-    block.ops = kept
-    return found
+def _peeled(makers: Makers, loop: Op, _: list[Op]) -> list[Op] | None:
+    """Return the loop without its last step, and that step; None if that tells nothing."""
+    answers = dict(_answers(loop, makers))
+    if not answers:
+        return None
+    earlier = {c: a.earlier for c, a in answers.items() if a.earlier is not None}
+    return split_iterations(loop, each=[earlier], last={c: a.last for c, a in answers.items()})
 
 
 def _answers(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Answer]]:

@@ -11,7 +11,7 @@ same steps in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from lowtide.ir import types as t
@@ -28,6 +28,21 @@ def split_iterations(
     be parted from the others. `each`: known in the steps of a round, one after another."""
     assert (first is not None) + (last is not None) + (len(each) > 1) <= 1
     return _Split(loop, first, each, last).ops()
+
+
+def replace_loops(block: Block, parts: Callable[[Op, list[Op]], list[Op] | None]) -> bool:
+    """Replace loops, inner ones first, by what `parts` returns for a loop and the ops before it;
+    None: it stays. Return whether one was replaced."""
+    kept: list[Op] = []
+    found = False
+    for op in block.ops:
+        for inner in op.blocks:
+            found |= replace_loops(inner, parts)
+        made = parts(op, kept) if op.name == "loop" else None
+        found |= made is not None
+        kept += [op] if made is None else made
+    block.ops = kept
+    return found
 
 
 class _Split:

@@ -16,18 +16,19 @@ converted to bool. Conditions with different periods are unrolled by the least c
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from lowtide.ir.core import Block, Function, Op, Value, clone, walk
+from lowtide.ir.core import Function, Op, Value, clone, walk
 from lowtide.passes.constants import fold_constants
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.evolution import evolution, number_of
 from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.ir_queries import Makers, constant, makers_of
-from lowtide.passes.split_iterations import split_iterations
+from lowtide.passes.split_iterations import replace_loops, split_iterations
 
 MOST_TURNS: Final = 8
 
@@ -50,30 +51,20 @@ class _Turn:
 def unroll_by_period(fn: Function) -> Function:
     """See the module's text."""
     result = clone(fn)
-    makers = makers_of(result)
-    if not _rewrite(result.block, makers):
+    if not replace_loops(result.block, functools.partial(_unrolled, makers_of(result))):
         return fn
     return eliminate_dead_code(fold_constants(result))
 
 
-def _rewrite(block: Block, makers: Makers) -> bool:
-    """Rewrites the loops of a block, inner ones first; True if one was rewritten."""
-    kept: list[Op] = []
-    found = False
-    for op in block.ops:
-        for inner in op.blocks:
-            found = _rewrite(inner, makers) or found
-        turns = dict(_turns(op, makers)) if op.name == "loop" else {}
-        length = math.lcm(*(turn.length for turn in turns.values()))
-        size = sum(1 for inner in op.blocks for _ in walk(inner))
-        if turns and length <= MOST_TURNS and size * length <= LONGEST:
-            rounds = [{c: x.holds(turn) for c, x in turns.items()} for turn in range(length)]
-            kept += split_iterations(op, each=rounds)
-            found = True
-        else:
-            kept.append(op)
-    block.ops = kept
-    return found
+def _unrolled(makers: Makers, loop: Op, _: list[Op]) -> list[Op] | None:
+    """Return the loop of several steps in a round, and the steps left; None if it stays."""
+    turns = dict(_turns(loop, makers))
+    length = math.lcm(*(turn.length for turn in turns.values()))
+    size = sum(1 for inner in loop.blocks for _ in walk(inner))
+    if not turns or length > MOST_TURNS or size * length > LONGEST:
+        return None
+    rounds = [{c: x.holds(turn) for c, x in turns.items()} for turn in range(length)]
+    return split_iterations(loop, each=rounds)
 
 
 def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:

@@ -164,6 +164,19 @@ def concrete(x: Abs) -> Any:
     return x.value
 
 
+def wrapped(found: object) -> Abs:
+    """What Python code gave for abstract values: a nest of them, or a constant."""
+    if isinstance(found, Abs):
+        return found
+    if isinstance(found, dict):
+        entries = cast("dict[Any, object]", found)
+        return Abs(Map(tuple(entries), tuple(map(wrapped, entries.values()))))
+    if isinstance(found, list | tuple):
+        kind = list if isinstance(found, list) else tuple
+        return Abs(Seq(kind, tuple(map(wrapped, cast("Sequence[object]", found)))))
+    return constant(found)
+
+
 def raw(x: Abs, computes: bool = False) -> Any:
     """Return the value as a lowering takes it. Raises Unsupported for a number that only the call
     knows. `computes`: the lowering computes with ints, and does not use them as places or sizes."""

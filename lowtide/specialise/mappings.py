@@ -11,12 +11,12 @@ The op's own Python function is run on a dict of abstract values. `written` chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from lowtide.ir import opdefs
 from lowtide.ir.core import Op
 from lowtide.specialise import scalars
-from lowtide.specialise.abstract import Abs, Map, Pending, Seq, concrete, constant, is_constant
+from lowtide.specialise.abstract import Abs, Map, Pending, Seq, concrete, is_constant, wrapped
 from lowtide.specialise.lifting import rows
 from lowtide.specialise.region_boundaries import Stop
 from lowtide.texpr.build import Unsupported
@@ -25,7 +25,7 @@ from lowtide.texpr.build import Unsupported
 def make(operands: Sequence[Abs]) -> Abs:
     """Return `{key: value}` of alternating keys and values."""
     entries = {_key(k): v for k, v in zip(operands[::2], operands[1::2], strict=True)}
-    return _mapping(entries)
+    return wrapped(entries)
 
 
 def evaluate(op_name: str, operands: Sequence[Abs]) -> tuple[Abs, Map]:
@@ -40,7 +40,7 @@ def evaluate(op_name: str, operands: Sequence[Abs]) -> tuple[Abs, Map]:
         result = definition.run(entries, *args)
     except (KeyError, TypeError, ValueError) as error:
         raise Unsupported(f"raises {type(error).__name__}") from error
-    return _wrapped(result), Map(tuple(entries), tuple(entries.values()))
+    return wrapped(result), Map(tuple(entries), tuple(entries.values()))
 
 
 def _argument(op_name: str, position: int, x: Abs) -> Any:
@@ -55,22 +55,6 @@ def _key(x: Abs) -> Any:
     if not is_constant(x):
         raise Unsupported("a key that is known only at run time")
     return concrete(x)
-
-
-def _wrapped(found: object) -> Abs:
-    if isinstance(found, Abs):
-        return found
-    if isinstance(found, dict):
-        return _mapping(cast("dict[Any, Abs]", found))
-    if isinstance(found, list | tuple):
-        kind = list if isinstance(found, list) else tuple
-        elems = cast("Sequence[object]", found)
-        return Abs(Seq(kind, tuple(map(_wrapped, elems))))
-    return constant(found)
-
-
-def _mapping(entries: dict[Any, Abs]) -> Abs:
-    return Abs(Map(tuple(entries), tuple(entries.values())))
 
 
 def written(run: Any, op: Op, operands: list[Abs]) -> Abs:

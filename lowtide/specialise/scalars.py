@@ -39,6 +39,7 @@ from lowtide.specialise.abstract import (
     is_dynamic,
     is_int,
     tensors_in,
+    wrapped,
 )
 from lowtide.texpr.build import NeedConst, Unsupported, Val, differ, symbols, varies
 from lowtide.texpr.expr import Expr
@@ -123,7 +124,7 @@ def changed_list(op_name: str, operands: Sequence[Abs]) -> tuple[list[Abs], Abs]
         result = definition.run(*args)
     except (AttributeError, IndexError, TypeError, ValueError) as error:
         raise Unsupported(f"raises {type(error).__name__}") from error
-    return args[0], _wrapped(result)
+    return args[0], wrapped(result)
 
 
 def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs:
@@ -131,7 +132,7 @@ def _on_sequence(definition: OpDef, layout: str, operands: Sequence[Abs]) -> Abs
     args = _arguments(layout, operands)
     whole = operands[0].value
     try:
-        found = _wrapped(definition.run(*args))
+        found = wrapped(definition.run(*args))
         if isinstance(found.value, Seq) and isinstance(whole, Seq) and whole.kind is torch.Size:
             zeros = definition.run(torch.Size([0] * len(whole.elems)), *args[1:])
             return Abs(Seq(type(zeros), found.value.elems))
@@ -164,15 +165,6 @@ def _constant_number(x: Abs) -> Any:
     if not is_constant(x):
         raise Unsupported("a position that is known only at run time")
     return x.value
-
-
-def _wrapped(found: object) -> Abs:
-    if isinstance(found, Abs):
-        return found
-    if isinstance(found, list | tuple):
-        elems: list[Abs] = list(found)  # pyright: ignore[reportUnknownArgumentType]
-        return Abs(Seq(list if isinstance(found, list) else tuple, tuple(elems)))
-    return constant(found)
 
 
 # ---- numbers ----------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Axis, Index
@@ -168,7 +167,6 @@ class Kernel:
     adds: dict[str, str]
     checks_nan: bool
     lanes: int
-    sites: list[tuple[str, Loc]]
     warps: int = 0
     stages: int = 0
 

@@ -123,7 +123,6 @@ class _Planner:
             adds=adds,
             checks_nan=any(_loses_nan(d) for d in self.a.reductions.values()),
             lanes=self.a.lanes,
-            sites=list(dict.fromkeys((d.op, d.loc) for d in self.a.defs.values() if d.op)),
             warps=self.a.warps,
             stages=self.a.stages,
         )

@@ -19,10 +19,15 @@ tree_unflatten = _pytree.tree_unflatten
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return every tensor in nested tuples, lists and dicts, from left to right. Registered classes
     are not searched."""
+    return [x for x in leaves(value) if isinstance(x, torch.Tensor)]
+
+
+def leaves(value: Any) -> list[Any]:
+    """What nested tuples, lists and dicts hold, from left to right."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, tuple | list):
-        return [x for v in value for x in tensors_in(v)]  # pyright: ignore[reportUnknownVariableType]
+        return [x for v in value for x in leaves(v)]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, Mapping):
-        return [x for v in value.values() for x in tensors_in(v)]  # pyright: ignore[reportUnknownVariableType]
-    return []
+        return [x for v in value.values() for x in leaves(v)]  # pyright: ignore[reportUnknownVariableType]
+    return [value]

@@ -36,18 +36,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """A C function: its text for a layout, and what is known of its accuracy.
-
-    `splits`: printed for one hardware vector and called once per part where the kernel's vectors
-    are wider.
-    `max_ulp`: the largest error measured by tests/emit/test_vecmath.py; None where the result is
-    exact or has no error.
-    """
+    """A C function: its text for a layout. `splits`: printed for one hardware vector and called
+    once per part where the kernel's vectors are wider."""
 
     name: str
     text: Callable[[Layout], str]
     splits: bool = True
-    max_ulp: float | None = None
     note: str = ""
 
 
@@ -91,20 +85,15 @@ def expand(template: str, dtype: str) -> str:
     return re.sub(r"_T\b", f"_{dtype}", text).strip()
 
 
-Bounds = dict[str, tuple[float, float]]
+def for_floats(*templates: str) -> list[Snippet]:
+    """Return snippets of `templates` for f32 and f64."""
+    return [one_float(t, dtype) for t in templates for dtype in ("f32", "f64")]
 
 
-def for_floats(*templates: str, max_ulp: Bounds | None = None) -> list[Snippet]:
-    """Snippets of `templates` for f32 and f64; `max_ulp` by the function's name, no suffix."""
-    return [one_float(t, dtype, max_ulp) for t in templates for dtype in ("f32", "f64")]
-
-
-def one_float(template: str, dtype: str, max_ulp: Bounds | None = None) -> Snippet:
+def one_float(template: str, dtype: str) -> Snippet:
     """Return the snippet of `template` for one `dtype`."""
     text = expand(template, dtype)
-    name = prototype(text).name
-    bounds = (max_ulp or {}).get(name.rsplit("_", 1)[0])
-    return Snippet(name=name, text=lambda _: text, max_ulp=bounds and bounds[dtype == "f64"])
+    return Snippet(name=prototype(text).name, text=lambda _: text)
 
 
 def fixed(text: str, *, splits: bool = True, note: str = "") -> Snippet:

@@ -16,7 +16,6 @@ from lowtide.ops.registry import (
     all_records,
     by_name,
     lookup,
-    lookup_callable,
     parse_signature,
     resolve,
 )
@@ -70,12 +69,6 @@ def test_lookup_gives_overloads() -> None:
     assert [r.name for r in lookup("torch.nn.functional.relu")] == ["relu"]
     assert [r.name for r in lookup("torch.Tensor.size")] == ["size", "size.dim"]
     assert lookup("torch.sort") == ()
-
-
-def test_lookup_callable() -> None:
-    assert by_name("sum") in lookup_callable(torch.sum)
-    assert by_name("softplus") in lookup_callable(torch.nn.functional.softplus)
-    assert lookup_callable(torch.sort) == ()
 
 
 def test_parse_signature() -> None:

@@ -151,7 +151,6 @@ def _nested(op: Op) -> tuple[int, int]:
     return loops + (op.name == "loop"), blocks + bool(op.blocks)
 
 
-NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
 _SURE: Final = (t.INT, t.FLOAT, t.BOOL, t.STR, t.NONE, t.NUMBER, t.COMPLEX, t.NEVER)
 
 

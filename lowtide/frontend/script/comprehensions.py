@@ -29,8 +29,6 @@ from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.types import DictType, ListType
 
-Comprehension = ast.ListComp | ast.GeneratorExp | ast.SetComp
-
 
 @expression(ast.ListComp, ast.GeneratorExp)
 def compile_comprehension(c: Context, node: ast.ListComp | ast.GeneratorExp) -> Node:

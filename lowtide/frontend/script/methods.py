@@ -27,6 +27,7 @@ from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
 from lowtide.ir.core import Value
 from lowtide.ir.python_ops import strings
+from lowtide.ir.python_ops.row import element
 from lowtide.ir.types import (
     ClassType,
     DictType,
@@ -167,19 +168,7 @@ def _added(name: str, args: Sequence[Value]) -> Type | None:
         case "insert", [_, value]:
             return value.type
         case "extend", [values]:
-            match values.type:
-                case ListType(elem):
-                    return elem
-                case TupleType(elems):
-                    return t.join_all(elems)
-                case DictType(key):
-                    return key
-                case t.STR:
-                    return t.STR
-                case t.TENSOR:
-                    return t.TENSOR
-                case _:
-                    return t.ANY
+            return t.TENSOR if values.type == t.TENSOR else element(values.type) or t.ANY
         case _:
             return None
 

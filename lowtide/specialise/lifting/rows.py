@@ -14,7 +14,7 @@ same tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -23,7 +23,7 @@ from lowtide.ops.indexing import lower_getitem
 from lowtide.ops.joins import lower_cat, lower_stack
 from lowtide.ops.operands import dim_of
 from lowtide.ops.views import reshape, view
-from lowtide.specialise.abstract import Abs, Map, Pending, Seq, constant
+from lowtide.specialise.abstract import Abs, Map, Pending, Seq, constant, tensors_in
 from lowtide.specialise.lifting.inplace import root_of
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.index import Index, as_index
@@ -357,7 +357,7 @@ def escaping(
         found = _list_in(x)
         if found is not None:
             return found, f"its list is needed as a list{_reader(value, later)}"
-    roots = [root_of(x) for v in alive.values() for x in _tensors_in(v)]
+    roots = [root_of(x) for v in alive.values() for x in tensors_in(v)]
     for x in roots:
         item = items.get(x)
         if item is None:
@@ -368,14 +368,6 @@ def escaping(
         if any(y in item.aliases or (y in items and item.may_be(items[y])) for y in others):
             return item.op, "two names of what may be one tensor are needed"
     return None
-
-
-def _tensors_in(x: Abs) -> Iterable[Abs]:
-    if isinstance(x.value, Seq | Map):
-        for e in x.value.elems:
-            yield from _tensors_in(e)
-    elif isinstance(x.value, Val):
-        yield x
 
 
 def _list_in(x: Abs) -> Op | None:
