@@ -1,4 +1,4 @@
-"""What `if`, `loop` and `with` do, for whoever runs blocks.
+"""Runs `if`, `loop` and `with`; the caller runs their blocks.
 
 In: an op, the values of its operands, and `enter`, which turns the op's blocks into functions. Out:
 the op's results.

@@ -165,7 +165,7 @@ def concrete(x: Abs) -> Any:
 
 
 def wrapped(found: object) -> Abs:
-    """What Python code gave for abstract values: a nest of them, or a constant."""
+    """Return the abstract value of a nest of abstract values, or of a constant."""
     if isinstance(found, Abs):
         return found
     if isinstance(found, dict):

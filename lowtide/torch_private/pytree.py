@@ -23,7 +23,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """What nested tuples, lists and dicts hold, from left to right."""
+    """Return all that nested tuples, lists and dicts hold, from left to right."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, tuple | list):

@@ -16,19 +16,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "lowtide"
-# One name of each stage: a file that imports those of two stages knows something of their order.
+# The functions of each stage: a file that reaches those of two knows something of their order.
 STAGES = {
-    "source": ("script_function", "record"),
-    "simplify": ("simplified",),
-    "specialise": ("specialise",),
-    "differentiate": ("Gradient", "differentiated"),
-    "split": ("partition", "in_strips"),
-    "normalise": ("normalise",),
-    "fuse": ("group",),
-    "tile": ("plan", "schedule"),
-    "emit": ("kernel_text", "module_text", "driver_text"),
-    "load": ("load_library",),
-}
+    "source": ("frontend.script.script.script_function", "frontend.trace.trace.record",
+               "frontend.dynamo.convert.convert"),
+    "simplify": ("passes.run.run",),
+    "specialise": ("specialise.specialise.specialise",),
+    "differentiate": ("texpr.autodiff.differentiated",),
+    "split": ("texpr.partition.partition", "tile.strips.in_strips"),
+    "normalise": ("texpr.normalise.normalise",),
+    "fuse": ("tile.group.group",),
+    "tile": ("tile.plan.plan", "tile.schedule.schedule"),
+    "host": ("codegen.host.build.build",),
+    "emit": ("codegen.c.kernel.kernel_text", "codegen.c.module.module_text",
+             "codegen.triton.module.module_text"),
+    "load": ("runtime.cache.load_library", "runtime.cache.load_libraries"),
+}  # fmt: skip
 _FOLDERS_APART = ("frontend/script",)  # of one folder's count
 TORCH_PRIVATE = "torch_private"
 _PRIVATE_PATH = re.compile(r"\btorch(?:\.\w+)*\.(_[A-Za-z]\w*)")
@@ -132,14 +135,29 @@ def lines(path: Path) -> int:
 
 
 def knows_order(path: Path) -> bool:
-    """Return whether a file imports names of two stages."""
-    names = {
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    """Return whether a file reaches functions of two stages."""
+    reached = reached_names(path)
+    return sum(not reached.isdisjoint(stage) for stage in STAGES.values()) > 1
+
+
+def reached_names(path: Path) -> set[str]:
+    """Return the names of the package that a file imports, or reads from modules that it imports:
+    `"tile.plan.plan"`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}".removeprefix("lowtide.")
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowtide")
         for alias in node.names
     }
-    return sum(not names.isdisjoint(stage) for stage in STAGES.values()) > 1
+    members = {
+        f"{named[node.value.id]}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in named
+    }
+    return {*named.values(), *members}
 
 
 def private_names(path: Path) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from tests import house
@@ -11,6 +13,16 @@ from tests import house
 def test_the_measures_of_the_house_are_kept(measure: house.Measure) -> None:
     if measure.name != "lines of the package":  # not met yet
         assert measure.found <= measure.target
+
+
+def test_the_functions_of_the_stages_exist() -> None:
+    for name in (name for stage in house.STAGES.values() for name in stage):
+        module, _, function = name.rpartition(".")
+        assert hasattr(importlib.import_module(f"lowtide.{module}"), function), name
+
+
+def test_the_page_knows_the_order_of_stages() -> None:
+    assert house.knows_order(house.PACKAGE / "compiler.py")
 
 
 @pytest.mark.parametrize(
