@@ -91,7 +91,6 @@ def one_tile(group: Group, name: str, stored: Iterable[str]) -> Kernel:
     return Kernel(
         name=name, grid=(), buffers=[*buffers.values()], values=buffers, prologue=[], body=body,
         combines=[], epilogue=last, outputs=outputs, adds=adds, checks_nan=False, lanes=1,
-        sites=[],
     )  # fmt: skip
 
 

@@ -199,7 +199,6 @@ class _KernelParser:
             values=self.values, prologue=_nests(prologue), body=body, combines=self.combines,
             epilogue=_nests(epilogue), adds=adds, checks_nan=checks_nan, lanes=lanes,
             outputs=[n for n in (*stores, *self.group.epilogue) if n not in adds],
-            sites=list(dict.fromkeys((d.op, d.loc) for d in defs.values() if d.op)),
             warps=warps, stages=stages,
         )  # fmt: skip
         verify(made)
