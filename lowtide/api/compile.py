@@ -35,7 +35,7 @@ from lowtide.frontend.script import torch_jit_twins
 from lowtide.ir.core import Function
 from lowtide.specialise.signature import Ineligible
 from lowtide.torch_private import torch_state
-from lowtide.torch_private.graph_capture import BACKEND, check_hooks, register
+from lowtide.torch_private.graph_capture import BACKEND, check_hooks, for_our_capture, register
 
 _reason = torch_state.reason
 _of_thread = captured_graphs.of_thread
@@ -116,6 +116,7 @@ class PlainGraph:
         return f"{self.__name__}: PyTorch runs the captured graph as it is: {self.why}"
 
 
+@for_our_capture
 def backend(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

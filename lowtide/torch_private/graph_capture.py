@@ -24,11 +24,12 @@ from torch._guards import CompileContext
 
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.torch_private.dispatch import HigherOrderOperator
-from lowtide.torch_private.modes import no_dispatch_modes
+from lowtide.torch_private.modes import no_dispatch_modes, transform
 
 __all__ = ["CompileContext"]
 
 BACKEND: Final = "lowtide"
+_OURS: Final = "_is_lowtide"  # of a function that gets captured graphs
 ENTER_AUTOCAST: Final[Any] = torch.amp.autocast_mode._enter_autocast  # pyright: ignore
 EXIT_AUTOCAST: Final[Any] = torch.amp.autocast_mode._exit_autocast  # pyright: ignore
 
@@ -73,8 +74,44 @@ def register(backend: Callable[..., Any]) -> None:
     PyTorch's capture, which takes seconds."""
     import torch._dynamo.backends.registry as registry
 
+    break_at_functions_in_transforms()
     if BACKEND not in registry._COMPILER_FNS:  # pyright: ignore[reportPrivateUsage]
         registry.register_backend(backend, BACKEND)
+
+
+def for_our_capture(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a backend as Lowtide's."""
+    setattr(backend, _OURS, True)
+    return backend
+
+
+@functools.cache
+def break_at_functions_in_transforms() -> None:
+    """Make captures for Lowtide break the graph where a transform of torch.func applies a user's
+    `torch.autograd.Function`.
+
+    PyTorch's capture would inline the Function's forward there, and differentiate that in place of
+    calling its backward or jvp."""
+    import torch._dynamo.variables.misc as misc
+    from torch._dynamo.exc import unimplemented
+
+    variable: Any = misc.AutogradFunctionVariable
+    call_apply = variable.call_apply
+
+    @functools.wraps(call_apply)
+    def checked(self: Any, tx: Any, *args: Any) -> Any:
+        compiler = tx.output.compiler_fn
+        is_ours = getattr(getattr(compiler, "compiler_fn", compiler), _OURS, False)
+        if is_ours and transform() is not None:
+            unimplemented(
+                gb_type="torch.autograd.Function in a torch.func transform",
+                context=str(self.fn_cls),
+                explanation="The capture would differentiate `forward`, not call `backward`.",
+                hints=["Leave out `fullgraph=True`: PyTorch then runs the transform."],
+            )
+        return call_apply(self, tx, *args)
+
+    variable.call_apply = checked
 
 
 def check_hooks() -> None:
@@ -128,6 +165,7 @@ def first_graph(
     import torch._dynamo.convert_frame as convert_frame
     from torch._dynamo import config, utils
 
+    break_at_functions_in_transforms()
     called: Any = model.forward if isinstance(model, torch.nn.Module) else model
     called = called if hasattr(called, "__code__") else getattr(called, "__call__", called)  # noqa: B004
     function: Any = getattr(called, "__func__", called)
@@ -140,6 +178,7 @@ def first_graph(
     cells = function.__closure__ or ()
     inside = {n: c.cell_contents for n, c in zip(function.__code__.co_freevars, cells, strict=True)}
 
+    @for_our_capture
     def stop(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Any:
         raise _Captured(module, examples)
 
