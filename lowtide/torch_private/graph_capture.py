@@ -22,6 +22,7 @@ from typing import Any, Final, cast
 import torch
 from torch._guards import CompileContext
 
+from lowtide import errors
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.torch_private.dispatch import HigherOrderOperator
 from lowtide.torch_private.modes import no_dispatch_modes, transform
@@ -46,7 +47,10 @@ _CHECKPOINT: Final = "tag_activation_checkpoint"
 _CHECKPOINT_OPTIONS: Final = (
     *("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop"),
 )
-_TORCH: Final = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+_LIBRARIES: Final = tuple(  # the folders of files that are not the user's
+    os.path.join(os.path.dirname(os.path.abspath(file)), "")
+    for file in (torch.__file__, errors.__file__)
+)
 _FRAME: Final = re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
@@ -229,7 +233,7 @@ def break_of(module: Any) -> str:
     why = getattr(module, "compile_subgraph_reason", None)
     if why is None or not why.graph_break:
         return ""
-    frames = [f for f in why.user_stack if not f.filename.startswith(_TORCH)]
+    frames = [f for f in why.user_stack if not f.filename.startswith(_LIBRARIES)]
     place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     return f"{place}{str(why.reason).strip().partition(chr(10))[0]}"
 
@@ -259,10 +263,10 @@ def is_checkpoint(node: Any) -> bool:
 
 
 def place_of(node: Any) -> Loc:
-    """Return the user's line of a node: the innermost one that is not PyTorch's own."""
+    """Return the user's line of a node: the innermost one outside of PyTorch and Lowtide."""
     frames = _FRAME.findall(str(getattr(node, "stack_trace", None) or ""))
     if not frames:
         return UNKNOWN_LOC
-    own = [f for f in frames if not f[0].startswith(_TORCH)]
+    own = [f for f in frames if not f[0].startswith(_LIBRARIES)]
     file, line, function = (own or frames)[-1]
     return Loc(file=file, line=int(line), function=function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -257,6 +258,22 @@ def test_options() -> None:
 
 def test_a_call_without_a_graph_is_explained_by_a_note() -> None:
     assert str(lt.explain_compiled(lt.compile(lambda x: 3), X)).startswith("note: PyTorch captured")
+
+
+def sine_sums(x: torch.Tensor) -> torch.Tensor:
+    y = torch.sin(x)
+    return (y[:, None] - y[None]).abs().sum(1)
+
+
+def test_while_a_scope_watches_the_lines_are_the_users() -> None:
+    with lt.dispose_scope():
+        (graph,) = lt.explain_compiled(lt.compile(sine_sums), X)
+    text = str(graph)
+    assert text.startswith("sine_sums: 1 kernel")
+    assert "watch.py" not in text
+    first = sine_sums.__code__.co_firstlineno
+    lines = {int(line) for line in re.findall(rf"{re.escape(__file__)}:(\d+)", text)}
+    assert lines == {first + 1, first + 2}
 
 
 def test_a_fault_is_survived_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
