@@ -7,7 +7,8 @@
 In: what this command prints of the stage before, or the same text by hand. `specialise` and the
 stages before read a Function, `tile` reads groups, `host` and `emit` read a tile program or a host
 program, the others a Program. Groups and kernels may be those of several parts, as of a loop; their
-host program is read from its own text only.
+host program is read from its own text only. From a host program, which has no kernels, `emit`
+prints the driver and no C.
 Exit status: 0 done, 2 what was given makes no sense.
 """
 
@@ -135,9 +136,9 @@ class Run:
         yield from ((w.title, print_program(w.program)) for w in self.work)
 
     def differentiate(self) -> Shown:
-        if self.options.grad is None and self.options.begin != "differentiate":
+        wanted = self.options.wrt.split(",")
+        if not (self.options.grad or any(wanted) or self.options.begin == "differentiate"):
             return
-        wanted = (self.options.grad or "").split(",")
         for w in list(self.work):
             names = [choice("input", n, w.program.inputs) for n in wanted if n] or None
             program = gradients(w.program, names)
@@ -223,9 +224,13 @@ def stages(text: str, options: argparse.Namespace) -> Shown:
     begin = known.index(choice("stage", options.begin, known))
     end = known.index(choice("stage", options.end or known[-1], known))
     wanted = reads(known[begin])
+    if not HEADING.sub("", text).strip():
+        raise ArgumentFault("the text is empty")
     kind = kind_of(text)
     if kind not in wanted:
         raise ArgumentFault(f"--from {known[begin]} reads {' or '.join(wanted)}, not {kind}")
+    if kind in (HOST, FUNCTION) and len(found := HEADING.findall(text)) > 1:
+        raise ArgumentFault(f"one text at a time, not {len(found)}: {', '.join(found)}")
     if kind == HOST:
         host = parse_host(HEADING.sub("", text, 1))
         shown = {"host": print_host(host), "emit": python_text(host, HostDialect())}
@@ -261,7 +266,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--shape", default="", help="of a Function's parameters: x=100x3,n=5")
     add("--dtype", default="", help="where it is not float32: x=float64")
     add("--size", default="", help=f"likely sizes of a Program, {LIKELY} by default: N=1000")
-    add("--grad", nargs="?", const="", help="differentiate, by these inputs or by all floats")
+    add("--grad", action="store_true", help="differentiate, by all floats")
+    add("--wrt", default="", metavar="NAMES", help="differentiate, by these inputs: x,w")
     options = parser.parse_args(arguments)
     try:
         text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8")

@@ -38,6 +38,11 @@ group k0
 b[i:N]: f32 = mul(w[i], 2.0)
 """
 
+HOST = """\
+input w: f32[8] strides (1)
+result w
+"""
+
 
 def opt_of(text: str, *options: str, capsys: pytest.CaptureFixture[str], path: Path) -> str:
     """What the command prints."""
@@ -56,6 +61,16 @@ def test_from_ir_to_the_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     found = titles(opt_of(FUNCTION, *shapes, "--grad", capsys=capsys, path=tmp_path))
     assert list(dict.fromkeys(t.split()[0] for t in found)) == list(compiler.STAGES)
     assert "differentiate backward" in found
+
+
+@pytest.mark.parametrize(("option", "names"), [("--grad", "ct_x, ct_w"), ("--wrt=w", "ct_w")])
+def test_the_file_may_follow_the_gradients(
+    option: str, names: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text(PROGRAM)
+    assert opt.main(["--from", "differentiate", "--to", "differentiate", option, str(file)]) == 0
+    assert f"\noutput {names}\n" in capsys.readouterr().out
 
 
 def test_one_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -145,6 +160,10 @@ def test_reads_what_comes_in(
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
+        ("", "--from fuse", "the text is empty"),
+        ("== fuse groups ==\n\n", "--from tile", "the text is empty"),
+        (f"== host ==\n{HOST}\n== host a ==\n{HOST}", "--from emit", "not 2: host, host a"),
+        (f"== ir ==\n{FUNCTION}\n== simplify ==\n{FUNCTION}", "", "not 2: ir, simplify"),
         (PROGRAM, "--from parse", "there is no stage 'parse'; write one of ir, simplify"),
         (PROGRAM, "--from fuse --to done", "there is no stage 'done'"),
         (PROGRAM, "--from ir", "--from ir reads a Function (`def …`)"),
@@ -155,7 +174,7 @@ def test_reads_what_comes_in(
         (GROUPS + "output c", "--from tile", "line 5: expected a value that is defined above"),
         (FUNCTION, "--from simplify --pass x", "there is no pass 'x'; write one of make_private"),
         (PROGRAM, "--from normalise --rewrite x", "there is no rewrite 'x'; write one of algebra"),
-        (PROGRAM, "--from differentiate --grad y", "there is no input 'y'; write one of x, w"),
+        (PROGRAM, "--from differentiate --wrt y", "there is no input 'y'; write one of x, w"),
         (FUNCTION, "--from specialise --shape x=3", "--shape says nothing of `w`"),
         (FUNCTION, "--from specialise --shape x", "'x' is not of the form x=100x3"),
         (FUNCTION[:-11] + "ret", "", "line 11: expected `name(%operand, ...)`\n    ret\n    ^"),
