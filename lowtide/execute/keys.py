@@ -7,8 +7,9 @@ for such values, without dispatch on each one; None for containers, such as list
                           a, b, = values
                           if not a.is_cpu or a.layout is not strided or …:
                               return exact(values)
-                          return (default_dtype(), settings().interpret_blocks, a.dtype, a.shape,
-                                  a.is_contiguous() or a.stride(),
+                          return (default_dtype(), settings().interpret_blocks,
+                                  a.dtype, (shape := a.shape),
+                                  (a.is_contiguous() and 1 not in shape) or a.stride(),
                                   a.requires_grad and grad_on(), int, b,)
 
 Invariant: the key equals that of `exact_key`, which is called for special tensors.
@@ -105,8 +106,8 @@ def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
             special.append(_SPECIAL.format(name))
             parts += [
                 f"{name}.dtype",
-                f"{name}.shape",
-                f"{name}.is_contiguous() or {name}.stride()",
+                f"(shape := {name}.shape)",
+                f"({name}.is_contiguous() and 1 not in shape) or {name}.stride()",
                 f"{name}.requires_grad and grad_on()",
             ]
         elif kind is float:

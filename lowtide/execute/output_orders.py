@@ -77,7 +77,7 @@ def orders_of(
     if eager is None:
         return {}
     try:
-        with outside_dispatch_modes(), LikeTheCpu(), _MetaMode(), torch.no_grad():
+        with outside_dispatch_modes(), LikeTheCpu(), MetaMode(), torch.no_grad():
             run = _FewSteps()
             made = run.outputs(eager, [_without_data(v) for v in values])
             # The kernels store a part of a tensor without gaps.
@@ -145,7 +145,7 @@ def _have_equal_layouts(x: Any, y: Any) -> bool:
     return type(x) is type(y) and isinstance(x, int | float | None) and x == y
 
 
-class _MetaMode(OwnMode):
+class MetaMode(OwnMode):
     """Makes ops return tensors on the meta device, with the strides of the CPU."""
 
     def __torch_dispatch__(
@@ -161,7 +161,7 @@ class _MetaMode(OwnMode):
                 return func(*args, **named)
             except RuntimeError as why:
                 raise ViewFails from why
-        return layouts.with_eager_layout(func, args, func(*args, **named))
+        return layouts.with_eager_layout(func, args, func(*args, **named), named)
 
 
 def _on_meta(x: Any) -> Any:

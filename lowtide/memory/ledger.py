@@ -271,7 +271,8 @@ class Ledger(OwnMode):
         if result is None:
             result = makers.results(func, args)
         if result is None:
-            result = layouts.with_eager_layout(func, args, meta_cache.run(func, args, kwargs))
+            result = meta_cache.run(func, args, kwargs)
+            result = layouts.with_eager_layout(func, args, result, kwargs)
         elif note:
             self.notes[f"{self.loc}: {note}"] = None
         result = _lifted(func, result)

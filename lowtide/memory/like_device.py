@@ -11,6 +11,7 @@ Entered during a dry run, so that allocations and saved tensors are those of the
 | scaled_dot_product_attention | one op                        | the kernel that PyTorch chooses |
 | dropout                      | as on meta                    | one op, which saves a bool mask |
 | group_norm                   | in the memory format of input | as on meta                      |
+| one_hot                      | contiguous                    | as on meta                      |
 
 On a machine without a GPU, a GPU's attention is decomposed as on meta: with the matrix of weights.
 """
@@ -30,7 +31,7 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 from lowtide.memory import casts
-from lowtide.memory.layouts import LAYOUTS
+from lowtide.memory.layouts import LAYOUTS, is_channels_last
 from lowtide.memory.recurrent import layers
 from lowtide.memory.scopes.disposed import outside_dispatch_modes
 from lowtide.memory.stand_ins import over_nothing
@@ -81,6 +82,8 @@ class LikeTheCpu(_LikeDevice):
 
     def other(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Any:
         made = func(*args, **named)
+        if func is F.one_hot:
+            return _in_format(made, torch.contiguous_format)
         is_norm = func is F.group_norm or func is torch.group_norm
         return _in_format_of_input(made, *args, **named) if is_norm else made
 
@@ -190,9 +193,16 @@ def _dropout(
 
 def _in_format_of_input(made: Tensor, input: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return `made` channels-last if `input` is; on meta tensors group_norm is contiguous."""
-    last = LAYOUTS.get(input.dim(), torch.contiguous_format)
-    is_last = torch.empty_like(input).is_contiguous(memory_format=last)
-    return made.contiguous(memory_format=last) if is_last else made
+    is_last = is_channels_last(input)
+    return _in_format(made, LAYOUTS[input.dim()] if is_last else torch.contiguous_format)
+
+
+def _in_format(x: Tensor, layout: torch.memory_format) -> Tensor:
+    """Return x in this memory format; only the strides of dims of size 1 change without a copy."""
+    if not x.is_contiguous(memory_format=layout):
+        return x.contiguous(memory_format=layout)
+    strides = torch.empty_like(x, memory_format=layout).stride()
+    return x if strides == x.stride() else x.as_strided(x.shape, strides)
 
 
 @functools.cache

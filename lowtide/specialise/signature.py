@@ -103,7 +103,8 @@ def exact_key(
             if v.is_nested:
                 raise Ineligible("a nested tensor")
             records = v.requires_grad and _GRAD_ON()
-            parts += (v.dtype, v.shape, v.is_contiguous() or v.stride(), records)
+            shape = v.shape
+            parts += (v.dtype, shape, (v.is_contiguous() and 1 not in shape) or v.stride(), records)
         elif kind is float:
             parts += (float, v.hex()) if floats else (float,)
         elif kind is int or kind in PLAIN_TYPES:
@@ -284,10 +285,10 @@ class Binding:
             n if is_new and n <= SMALL else self._size(n, Spot(place, d, rank))
             for d, n in enumerate(sizes)
         )
-        if t.is_contiguous():
+        order = order_of(sizes, t.stride()) if 1 in sizes or not t.is_contiguous() else None
+        if order is None and t.is_contiguous():
             return (dtype, shape, None, records)
         self.is_contiguous = False
-        order = order_of(t.shape, t.stride())
         if order is not None:
             return (dtype, shape, Dense(order), records)
         strides = tuple(

@@ -39,8 +39,9 @@ def strides_in(shape: Sequence[Index], order: Order) -> tuple[Index, ...]:
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """Return the order of the dims in memory; None for a contiguous tensor, and for one with gaps
-    or overlaps. The stride of a dim of size 1 decides where it lies."""
-    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], d)))
+    or overlaps. A dim of size 1 lies where its stride says: [2, 1, 4, 5] with strides (20, 1, 5, 1)
+    has the order (0, 2, 3, 1), and (20, 20, 5, 1) is contiguous."""
+    order = tuple(sorted(range(len(shape)), key=lambda d: (-strides[d], shape[d] == 1, d)))
     step = 1
     for d in reversed(order):
         if shape[d] != 1 and strides[d] != step:

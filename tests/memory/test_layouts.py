@@ -3,7 +3,10 @@ copies."""
 
 from __future__ import annotations
 
+import inspect
+import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
+from lowtide.execute.output_orders import MetaMode
 from lowtide.memory import layouts
 from lowtide.memory.layouts import LAYOUTS
 from lowtide.memory.ledger import Ledger
+from lowtide.memory.like_device import LikeTheCpu
+from lowtide.memory.scopes.disposed import outside_dispatch_modes
+from lowtide.texpr.orders import inverse
 from tests.memory.contract import assert_within_contract, requested_bytes
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -99,3 +106,78 @@ def test_volumes_lie_as_pytorchs(kernel: int, count: int) -> None:
     metas = [torch.empty_like(v, device="meta") for v in (x, w)]
     args = (*metas, *options)
     assert layouts.with_eager_layout(func, args, func(*args)).stride() == want.stride()
+
+
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "relu": lambda x: torch.relu(x),
+    "times a number": lambda x: x * 2,
+    "power": lambda x: x**2,
+    "compared with a number": lambda x: x > 0.5,
+    "tanh": lambda x: torch.tanh(x),
+    "silu": lambda x: F.silu(x),
+    "hardswish": lambda x: F.hardswish(x),
+    "sum": lambda x, y: x + y,
+    "quotient": lambda x, y: x // y,
+    "larger": lambda x, y: torch.maximum(x, y),
+    "chosen": lambda x, y, z: torch.where(x > 0.5, y, z),
+    "between": lambda x, y, z: x.lerp(y, z),
+    "squares": lambda x: F.mse_loss(x, x, reduction="none"),
+    "huber": lambda x: F.huber_loss(x, x, reduction="none"),
+    "logits": lambda x: F.binary_cross_entropy_with_logits(x, x, reduction="none"),
+    "masked": lambda x: x.masked_fill(x > 0.5, 0.0),
+    "like": lambda x: (torch.empty_like(x), torch.zeros_like(x), torch.full_like(x, 2.0)),
+    "sorted": lambda x: x.sort(0),
+    "flipped": lambda x: x.flip(0),
+    "gated": lambda x: F.glu(torch.cat([x, x], 1), 1),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "normed": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "lower": lambda x: torch.tril(x),
+    "indexed": lambda x: x[:, torch.zeros(2, dtype=torch.long, device=x.device)],
+    "one-hot": lambda x: F.one_hot((x > 0.5).long(), 3),
+    "group norm": lambda x: F.group_norm(x, 1),
+    "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+}
+IMAGES: dict[str, Callable[[Tensor], Any]] = {
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "one pixel": lambda x: F.interpolate(x, size=(1, 1)),
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "replicate": lambda x: F.pad(x, (1, 1, 1, 1), mode="replicate"),
+    "averaged": lambda x: F.adaptive_avg_pool2d(x, 1).relu(),
+    "convolved": lambda x: F.conv2d(x, torch.ones(1, x.shape[1], 1, 1, device=x.device)).relu(),
+    "rows": lambda x: F.conv1d(x[:, :, 0], torch.ones(2, x.shape[1], 1, device=x.device)),
+    "columns": lambda x: F.unfold(x, 1),
+}
+
+
+def permuted(draw: random.Random, sizes: list[int]) -> Tensor:
+    order = draw.sample(range(len(sizes)), len(sizes))
+    if len(sizes) == 4 and draw.random() < 0.4:
+        order = [0, 2, 3, 1]
+    return (torch.rand([sizes[d] for d in order]) + 0.1).permute(inverse(tuple(order)))
+
+
+def strides(made: Any) -> list[tuple[int, ...]]:
+    return [x.stride() for x in ([made] if isinstance(made, Tensor) else made)]
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *IMAGES])
+def test_dims_of_size_1(name: str) -> None:
+    """Their strides, too, are the CPU's: of an image of one channel, of one pixel."""
+    op = (ELEMENTWISE | IMAGES)[name]
+    count = len(inspect.signature(op).parameters)
+    draw = random.Random(0)
+    for _ in range(25):
+        is_norm = name.endswith(" norm")
+        rank = 4 if name in IMAGES or is_norm else draw.choice([2, 3, 4, 5])
+        sizes = [2 if d == 0 and is_norm else draw.choice([1, 1, 2, 3]) for d in range(rank)]
+        if is_norm and sizes[1:] == [1, 1, 1]:  # PyTorch refuses it
+            continue
+        operands = [sizes, *([draw.choice([n, n, 1]) for n in sizes] for _ in range(count - 1))]
+        rows = [permuted(draw, n) for n in operands]
+        metas = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in rows
+        ]
+        with outside_dispatch_modes(), LikeTheCpu(), MetaMode(), torch.no_grad():
+            found = op(*metas)
+        assert strides(found) == strides(op(*rows)), [(x.shape, x.stride()) for x in rows]
