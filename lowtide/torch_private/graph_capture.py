@@ -24,6 +24,7 @@ from torch._guards import CompileContext
 
 from lowtide import errors
 from lowtide.errors import UNKNOWN_LOC, Loc
+from lowtide.torch_private.autograd import forward_level
 from lowtide.torch_private.dispatch import HigherOrderOperator
 from lowtide.torch_private.modes import no_dispatch_modes, transform
 
@@ -78,7 +79,7 @@ def register(backend: Callable[..., Any]) -> None:
     PyTorch's capture, which takes seconds."""
     import torch._dynamo.backends.registry as registry
 
-    break_at_functions_in_transforms()
+    break_at_functions()
     if BACKEND not in registry._COMPILER_FNS:  # pyright: ignore[reportPrivateUsage]
         registry.register_backend(backend, BACKEND)
 
@@ -90,12 +91,13 @@ def for_our_capture(backend: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @functools.cache
-def break_at_functions_in_transforms() -> None:
-    """Make captures for Lowtide break the graph where a transform of torch.func applies a user's
-    `torch.autograd.Function`.
+def break_at_functions() -> None:
+    """Make captures for Lowtide break the graph where a user's `torch.autograd.Function` is applied
+    and gradients are recorded, so that PyTorch runs it. If the graph has to be whole, a capture
+    refuses the Functions that a transform applies.
 
-    PyTorch's capture would inline the Function's forward there, and differentiate that in place of
-    calling its backward or jvp."""
+    A captured Function has no second derivatives, gets zeros in place of None, and in transforms of
+    torch.func its forward is differentiated in place of calling its backward or jvp."""
     import torch._dynamo.variables.misc as misc
     from torch._dynamo.exc import unimplemented
 
@@ -106,12 +108,14 @@ def break_at_functions_in_transforms() -> None:
     def checked(self: Any, tx: Any, *args: Any) -> Any:
         compiler = tx.output.compiler_fn
         is_ours = getattr(getattr(compiler, "compiler_fn", compiler), _OURS, False)
-        if is_ours and transform() is not None:
+        in_transform = transform() is not None or forward_level() >= 0
+        is_recorded = torch.is_grad_enabled() and not tx.output.root_tx.one_graph
+        if is_ours and (in_transform or is_recorded):
             unimplemented(
-                gb_type="torch.autograd.Function in a torch.func transform",
+                gb_type="torch.autograd.Function: PyTorch differentiates it",
                 context=str(self.fn_cls),
-                explanation="The capture would differentiate `forward`, not call `backward`.",
-                hints=["Leave out `fullgraph=True`: PyTorch then runs the transform."],
+                explanation="The capture would not use all rules that the Function has.",
+                hints=["Leave out `fullgraph=True`."],
             )
         return call_apply(self, tx, *args)
 
@@ -169,7 +173,7 @@ def first_graph(
     import torch._dynamo.convert_frame as convert_frame
     from torch._dynamo import config, utils
 
-    break_at_functions_in_transforms()
+    break_at_functions()
     called: Any = model.forward if isinstance(model, torch.nn.Module) else model
     called = called if hasattr(called, "__code__") else getattr(called, "__call__", called)  # noqa: B004
     function: Any = getattr(called, "__func__", called)

@@ -1,4 +1,4 @@
-"""A user's `torch.autograd.Function` inside `torch.func` transforms: its own rules are used."""
+"""A user's `torch.autograd.Function` under `lt.compile`: all of its own rules are used."""
 
 from __future__ import annotations
 
@@ -98,5 +98,65 @@ def test_other_backends_capture_as_before() -> None:
 
 
 def test_a_whole_graph_is_refused() -> None:
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.func transform"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"autograd\.Function: PyTorch diff"):
         lt.compile(PROGRAMS["grad"], fullgraph=True)(torch.ones(2))
+
+
+class Pair(torch.autograd.Function):
+    """Twice and three times the input, with gradients that show which of them are None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if g is None:
+            return None if h is None else h * 100
+        return g * 10 if h is None else g + h
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_missing_gradients_are_none(used: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        return Pair.apply(x)[used].sin()  # pyright: ignore
+
+    x = torch.linspace(-1, 2, 12).view(4, 3).requires_grad_()
+    found, expected = (torch.autograd.grad(c(x).sum(), x) for c in (lt.compile(f), f))
+    torch.testing.assert_close(found, expected)
+
+
+def test_second_derivatives() -> None:
+    def f(x: Tensor) -> Tensor:
+        return own(x * 2) * x
+
+    def second(g: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.linspace(-1, 2, 12).requires_grad_()
+        (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), x)[0]
+
+    torch.testing.assert_close(second(lt.compile(f)), second(f))
+
+
+def test_forward_mode() -> None:
+    import torch.autograd.forward_ad as forward
+
+    def f(x: Tensor, t: Tensor) -> Any:
+        with forward.dual_level():
+            return tuple(forward.unpack_dual(Own.apply(forward.make_dual(x, t)) * 2))  # pyright: ignore
+
+    x, t = torch.linspace(-1, 2, 12), torch.ones(12)
+    torch.testing.assert_close(lt.compile(f)(x, t), f(x, t))
+
+
+def test_inference_and_whole_graphs_are_captured() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (Pair.apply(x * 2)[0] + 1).tanh()  # pyright: ignore
+
+    x = torch.linspace(-1, 2, 12)
+    with torch.no_grad():
+        compiled = lt.compile(f)
+        torch.testing.assert_close(compiled(x), f(x))
+        assert len(compiled.explain(x).graphs) == 1
+    torch.testing.assert_close(lt.compile(f, fullgraph=True)(x.requires_grad_()), f(x))
