@@ -40,6 +40,10 @@ class Variant:
     alone: bool = False
 
 
+FAR_BYTES = 1024  # between two steps of a loop: the processor guesses no further
+AHEAD = 8  # steps: some 100 ns
+
+
 @dataclass(slots=True)
 class Scope:
     """Statements at one loop depth, or in a block of a loop: before and after the inner loop."""
@@ -341,10 +345,25 @@ class Body:
             return self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
         base = f"{pointer} + {self._index(offset, point)}"
         if step.const == 1:
+            self._prefetch(base, offset, dtype)
             if self.variant.partial:
                 return f"{use(f'load_part_{dtype.name}')}({base}, lanes)"
             return f"{use(f'load_{dtype.name}')}({base})"
         return f"{use(f'load_strided_{dtype.name}')}({base}, {c_index(step)}, {n})"
+
+    def _prefetch(self, base: str, offset: Index, dtype: DType) -> None:
+        """Ask for the line of memory of a later step, if a step of the innermost loop is so far that
+        the processor does not do it by itself: a walk down columns."""
+        a = self.order[-1] if self.order else None
+        if a is None or a is self.nest.vector:
+            return
+        step = stride_along(offset, a)
+        if step is None or (step.const or FAR_BYTES) * dtype.itemsize < FAR_BYTES:
+            return
+        line = f"__builtin_prefetch({base} + {AHEAD} * ({c_index(step)}));"
+        before = self.scopes[len(self.order)].before
+        if line not in before:
+            before.append(line)
 
     def _step(self, offset: Index, v: Axis) -> Index | None:
         """By how much an offset grows from lane to lane, if that is fixed."""
@@ -493,6 +512,7 @@ class Body:
             kind, apart, count = "part_", "", ", 1"
         elif step.const == 1 and not self.variant.partial:
             kind, apart, count = "", "", ""
+            self._prefetch(base, offset, dtype)
         elif step.const == 1:
             kind, apart, count = "part_", "", ", lanes"
         else:
