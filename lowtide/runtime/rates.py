@@ -26,6 +26,7 @@ from lowtide.runtime import facts, toolchain
 _FACTS: Final = "rates"
 LEAST_POINTS: Final = 1 << 18  # multiplications; with fewer, the call of the library takes longer
 _CALL_NS: Final = 4000.0  # a call of the library and its three views
+_CACHED_BYTES: Final = 4 << 20  # of computed operands: a kernel writes them, too, into its tiles
 _THIN: Final = 32  # rows or columns
 _SMALL: Final = 1 << 24  # multiplications
 # Sizes that stand for a class: batch, rows, columns, terms.
@@ -75,7 +76,7 @@ def is_librarys(product: Sizes) -> bool:
     if kind not in known.library or kind not in known.kernels:
         return False
     operations = 2.0 * product.points
-    moved_ns = 2.0 * product.extra_bytes / known.bytes_per_ns
+    moved_ns = 2.0 * max(product.extra_bytes - _CACHED_BYTES, 0) / known.bytes_per_ns
     library_ns = operations / known.library[kind] + moved_ns + _CALL_NS
     return library_ns < operations / known.kernels[kind]
 

@@ -46,6 +46,7 @@ from lowtide.tile.items import (
     contains_inner,
     cost,
     is_long,
+    is_read,
     is_register_tile,
     lies_along,
     long_sum,
@@ -248,7 +249,8 @@ class Arrangement:
         if not self.grid or self.grid[-1].tile is not None:
             return self.grid
         main = self.grid[-1].axis
-        pairs = any(i.staged or is_register_tile(i, self.ctx) for i in self.all_items())
+        items = self.all_items()
+        pairs = any((i.staged and not is_read(i)) or is_register_tile(i, self.ctx) for i in items)
         rest = max(
             math.prod(self.extent(a) for a in i.loops if a is not main and a not in self.ctx.fixed)
             for i in self.all_items()
@@ -257,7 +259,6 @@ class Arrangement:
             tile = max(1, self.target.task_points // max(rest, 1))
             if any(i.vector is main for i in self.all_items()):
                 tile = max(tile, 16 * self.lanes)
-            items = list(self.all_items())
             if any(main in long_terms(i) for i in items):
                 tile = min(tile, SUM_TILE)
             sums = (i for i in items if main in i.over and updated_in_memory(i, items))

@@ -97,6 +97,12 @@ def node_cost(node: Expr) -> int:
     return 1 if isinstance(node, Select) else 0
 
 
+def is_read(item: Item) -> bool:
+    """Return whether each point of an item is an element of memory, not a pair of two."""
+    loops = frozenset(item.loops)
+    return any(load.free >= loops for load in ex.loads(item.body))
+
+
 def counts(fn: str, body: Expr) -> bool:
     """Return whether the reduction is a sum of bools. Kernels count them in 32 bits within a
     tile."""

@@ -113,6 +113,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_faster_one_is_chosen(measured: None) -> None:
     assert rates.is_librarys(product(512, 512, 512))
     assert not rates.is_librarys(product(8, 2048, 2048))
+    assert rates.is_librarys(product(512, 512, 128, extra_bytes=4 << 20))  # a kernel stores as much
     assert not rates.is_librarys(product(512, 512, 512, extra_bytes=1 << 27))
     assert not rates.is_librarys(product(16, 16, 16))
     assert not rates.is_librarys(product(160, 160, 160))  # of a class that was not measured

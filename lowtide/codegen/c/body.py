@@ -352,8 +352,8 @@ class Body:
         return f"{use(f'load_strided_{dtype.name}')}({base}, {c_index(step)}, {n})"
 
     def _prefetch(self, base: str, offset: Index, dtype: DType) -> None:
-        """Ask for the line of memory of a later step, if a step of the innermost loop is so far that
-        the processor does not do it by itself: a walk down columns."""
+        """Ask for the line of memory of a later step, where the processor does not by itself: if a
+        step of the innermost loop goes far, as down columns."""
         a = self.order[-1] if self.order else None
         if a is None or a is self.nest.vector:
             return
