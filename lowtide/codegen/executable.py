@@ -37,6 +37,7 @@ from lowtide.texpr.index import Index
 from lowtide.texpr.partition import Loop, Part
 from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate
+from lowtide.tile.group import Fusion
 from lowtide.tile.printer import TileProgram
 from lowtide.tile.strips import ROWS, START, Strips
 
@@ -243,16 +244,10 @@ def compile_program(
     planner = _Planner(scalars, Kind(machine=machine, tiling=tiling), make)
     if program.delays:
         found = compiler.parts(program, hints)
-        stages = list(planner.stages(found.parts, symbols, hints, ""))
-        return Executable(program, stages, found.same, symbols, scalars)
-    fusion = compiler.fused(program, hints, blocks=planner.kind.has_blocks)
-    cut = compiler.strips(fusion.normal, fusion.groups, hints)
-    if cut is not None:
-        stages = list(planner.stages(cut, symbols, hints, ""))
-        return Executable(program, stages, {}, symbols, scalars)
-    made = make(fusion, symbols, scalars, hints, planner.kind)
-    stage = Stage(head="", part=Part(program=program), kernels=made)
-    return Executable(program, [stage], {}, symbols, scalars)
+        stages, same = planner.stages(found.parts, symbols, hints, ""), found.same
+    else:
+        stages, same = planner.plain(Part(program=program), symbols, hints, ""), {}
+    return Executable(program, list(stages), same, symbols, scalars)
 
 
 def compile_groups(made: TileProgram, hints: Mapping[str, int]) -> Executable:
@@ -267,8 +262,16 @@ def compile_groups(made: TileProgram, hints: Mapping[str, int]) -> Executable:
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
     """Return whether the program without delays is cut into strips."""
-    fusion = compiler.fused(program, hints, blocks=machine != CPU)
-    return compiler.strips(fusion.normal, fusion.groups, hints) is not None
+    return _fused_or_cut(program, hints, Kind(machine=machine))[1] is not None
+
+
+def _fused_or_cut(
+    program: Program, hints: Mapping[str, int], kind: Kind
+) -> tuple[Fusion, list[Part | Strips] | None]:
+    """Return the groups of a part; and the parts around its strips, if these compute each product
+    once."""
+    fusion = compiler.fused(program, hints, blocks=kind.has_blocks)
+    return fusion, compiler.strips(fusion.normal, fusion.groups, hints)
 
 
 class _Planner:
@@ -297,23 +300,33 @@ class _Planner:
     def plain(
         self, part: Part, symbols: Sequence[str], hints: Mapping[str, int], head: str
     ) -> Iterator[Stage]:
-        """Yield one stage, or the stages of its strips if these compute each product once."""
-        fusion = compiler.fused(part.program, hints, blocks=self.kind.has_blocks)
-        cut = compiler.strips(fusion.normal, fusion.groups, hints)
+        """Yield one stage, or the stages of its strips if it is cut."""
+        fusion, cut = _fused_or_cut(part.program, hints, self.kind)
         if cut is not None:
             yield from self.stages(cut, symbols, hints, head)
             return
         made = self.make(fusion, symbols, self.scalars, hints, self.kind)
         yield Stage(head=head, part=part, kernels=made)
 
+    def repeated(
+        self,
+        program: Program,
+        symbols: Sequence[str],
+        hints: Mapping[str, int],
+        moving: Collection[str],
+        updated: Mapping[str, str] | None = None,
+    ) -> Kernels:
+        """Return the kernels of a step or a strip; for `moving` and `updated` see `Kernels`."""
+        fusion = compiler.fused(program, hints, blocks=self.kind.has_blocks, is_step=True)
+        return self.make(fusion, symbols, self.scalars, hints, self.kind, moving, updated)
+
     def strips(
         self, part: Strips, symbols: Sequence[str], hints: Mapping[str, int], head: str
     ) -> Stage:
         known = {**hints, START: part.count, ROWS: part.count}
-        fusion = compiler.fused(part.program, known, blocks=self.kind.has_blocks, is_step=True)
         moving = (START, ROWS, *part.totals)
         names = [*symbols, START, ROWS]
-        made = self.make(fusion, names, self.scalars, known, self.kind, moving, part.totals)
+        made = self.repeated(part.program, names, known, moving, part.totals)
         return Stage(head=head, part=part, kernels=made)
 
     def loop(
@@ -328,13 +341,9 @@ class _Planner:
         known = {**hints, part.step: max(evaluate(part.trips, hints) // 2, 1)}
         names = [*symbols, part.step]
         moving = {part.step, *part.carried}
-
-        def step(program: Program) -> Kernels:
-            fusion = compiler.fused(program, known, blocks=self.kind.has_blocks, is_step=True)
-            return self.make(fusion, names, self.scalars, known, self.kind, moving)
-
         if not part.program.delays:
-            return Stage(head=head, part=part, kernels=step(part.program))
+            made = self.repeated(part.program, names, known, moving)
+            return Stage(head=head, part=part, kernels=made)
         inner = compiler.parts(part.program, known, level + 1).parts
         moving.update(n for p in inner for n in _given(p))
         within: list[Stage] = []
@@ -342,7 +351,7 @@ class _Planner:
             if isinstance(p, Loop):
                 within.append(self.loop(p, names, known, level + 1, f"{head}loop{number}."))
             else:
-                made = step(p.program)
+                made = self.repeated(p.program, names, known, moving)
                 within.append(Stage(head=f"{head}part{number}.", part=p, kernels=made))
         return Stage(head=head, part=part, kernels=None, within=tuple(within))
 
