@@ -6,9 +6,9 @@
 
 In: what this command prints of the stage before, or the same text by hand. `specialise` and the
 stages before read a Function, `tile` reads groups, `host` and `emit` read a tile program or a host
-program, the others a Program. Groups and kernels may be those of several parts, as of a loop; their
-host program is read from its own text only. From a host program, which has no kernels, `emit`
-prints the driver and no C.
+program, the others a Program. Where that has several parts, as of a loop, all sections are read:
+`interface`, and one for each part, which says how often it runs (`loop step: T`). From a host
+program, which has no kernels, `emit` prints the driver and no C.
 Exit status: 0 done, 2 what was given makes no sense.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,9 @@ from lowtide.budget.drivers import make_driver
 from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.codegen.c.driver import HostDialect
-from lowtide.codegen.executable import compile_groups, compile_program
+from lowtide.codegen.executable import PROGRAM as PROGRAM_TITLE
+from lowtide.codegen.executable import Executable, compile_parts, compile_program
+from lowtide.codegen.host.build import Stage
 from lowtide.codegen.host.parser import parse_host
 from lowtide.codegen.host.printer import print_host
 from lowtide.codegen.host.python import python_text
@@ -43,11 +45,18 @@ from lowtide.passes.run import Pass, run
 from lowtide.texpr import expr as ex
 from lowtide.texpr.autodiff import gradients
 from lowtide.texpr.expr import Program
-from lowtide.texpr.parser import parse_program
+from lowtide.texpr.index import Index, Size
+from lowtide.texpr.partition import Part
 from lowtide.texpr.printer import print_program, sizes_of
 from lowtide.texpr.rewrites import REWRITES
-from lowtide.tile.parser import parse_groups
-from lowtide.tile.printer import TileProgram
+from lowtide.tile.part_texts import (
+    Interface,
+    PartText,
+    parse_interface,
+    parse_part,
+    print_head,
+    print_interface,
+)
 from lowtide.tools.explain_command import ArgumentFault, parse_dtype, parse_shape
 
 LIKELY: Final = 64  # a size of which nothing is said
@@ -61,6 +70,10 @@ COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's st
     "tile": ("tile program",), "host": ("host program",), "emit": ("driver", "C"),
 }  # fmt: skip
 TITLES: Final = [title for stage in list(COMPILED)[:4] for title in COMPILED[stage]]
+INTERFACE: Final = "interface"  # the title of what stands above the parts of a Program
+TITLE: Final = re.compile(
+    rf"(\w*) ?(.*?) ?((?:(?:loop|part|strip)\d+\.)*)({'|'.join([*TITLES, INTERFACE])})?", re.DOTALL
+)
 Shown = Iterator[tuple[str, str]]
 FUNCTION, PROGRAM = "a Function (`def …`)", "a Program (`input …`)"
 GROUPS, TILES = "groups (`group k0`)", "a tile program (`kernel k0 …`)"
@@ -69,28 +82,65 @@ HOST = "a host program (`result …`)"
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A Program on its way. `hints`: likely sizes. `groups`: where it was read from these."""
+    """A Program on its way. `hints`: likely sizes. If its parts were read, by the prefix of their
+    kernels' names, `program` is its interface only."""
 
     title: str
     program: Program
     hints: Mapping[str, int]
-    groups: TileProgram | None = None
+    interface: Interface | None = None
+    parts: Mapping[str, PartText] = field(default_factory=dict[str, PartText])
 
-    def stages(self) -> list[tuple[str, str]]:
-        """Return titles and texts of the code generator's stages."""
-        if self.groups is not None:
-            made = compile_groups(self.groups, self.hints)
-            return (
-                [*made.first.stages, ("C", made.first.source)]
-                if self.groups.moving
-                else made.stages
-            )
+    def executable(self) -> Executable:
+        """Plan the kernels."""
+        if self.interface is not None:
+            return compile_parts(self.interface, self.parts, self.hints)
         every = [e for d in self.program.defs.values() for e in ex.walk(d.expr)]
         scalars = dict.fromkeys(e.name for e in every if isinstance(e, ex.Scalar))
-        made = compile_program(
+        return compile_program(
             self.program, symbols=[*self.hints], scalars=[*scalars], hints=self.hints
         )
-        return made.stages
+
+    def stages(self, *names: str) -> Shown:
+        """Yield titles and texts of the code generator's stages of these names."""
+        made = self.executable()
+        is_split = any(stage.head for stage in made.parts)
+        around = set(steps_with_loops(made.parts)) if names[0] in TITLES else set[str]()
+        if is_split and names[0] in TITLES:
+            yield INTERFACE, print_interface(made.interface, self.program)
+        for title, text in made.stages:
+            _, _, name = title.rpartition(".")
+            if title in around or (name in names and not (is_split and title == PROGRAM_TITLE)):
+                yield title, text
+
+    def texts(self) -> Shown:
+        """Yield titles and texts of its Programs."""
+        if self.interface is None:
+            yield "", print_program(self.program)
+            return
+        yield INTERFACE, print_interface(self.interface, self.program)
+        for head, text in self.parts.items():
+            yield f"{head}{PROGRAM_TITLE}", print_head(text.part) + print_program(text.part.program)
+
+    def rewritten(self, apply: Callable[[Program, Mapping[str, int]], Program]) -> Work:
+        """Return it with a rewrite of each Program."""
+
+        def part(text: PartText) -> PartText:
+            program = text.part.program
+            hints = {**likely_sizes(sizes_of(program)), **self.hints}
+            return replace(text, part=replace(text.part, program=apply(program, hints)))
+
+        if self.interface is None:
+            return replace(self, program=apply(self.program, self.hints))
+        return replace(self, parts={head: part(text) for head, text in self.parts.items()})
+
+
+def steps_with_loops(stages: Iterable[Stage]) -> Iterator[str]:
+    """Yield titles of the Programs of steps that contain loops: these have no kernels."""
+    for stage in stages:
+        if stage.kernels is None:
+            yield f"{stage.head}{PROGRAM_TITLE}"
+            yield from steps_with_loops(stage.within)
 
 
 def choice(kind: str, name: str, known: Collection[str]) -> str:
@@ -133,7 +183,7 @@ class Run:
         yield from self.programs()
 
     def programs(self) -> Shown:
-        yield from ((w.title, print_program(w.program)) for w in self.work)
+        yield from ((f"{w.title} {title}".strip(), x) for w in self.work for title, x in w.texts())
 
     def differentiate(self) -> Shown:
         wanted = self.options.wrt.split(",")
@@ -147,15 +197,13 @@ class Run:
 
     def rewrite(self) -> Shown:
         apply = REWRITES[choice("rewrite", self.options.rewrite, REWRITES)]
-        self.work = [replace(w, program=apply(w.program, w.hints)) for w in self.work]
+        self.work = [w.rewritten(apply) for w in self.work]
         yield from self.programs()
 
     def compiled(self, *names: str) -> Shown:
-        """Return the texts of the code generator, by stage."""
+        """Yield the texts of the code generator, by stage."""
         for w in self.work:
-            for title, text in w.stages():
-                if title.rpartition(".")[2] in names:
-                    yield f"{w.title} {title}".strip(), text
+            yield from ((f"{w.title} {title}".strip(), text) for title, text in w.stages(*names))
 
 
 def pairs(text: str) -> dict[str, str]:
@@ -194,28 +242,68 @@ def reads(stage: str) -> tuple[str, ...]:
     return {"tile": (GROUPS,), "host": (TILES, HOST), "emit": (TILES, HOST)}.get(stage, (PROGRAM,))
 
 
-def parts(text: str, kind: str, options: argparse.Namespace) -> Iterator[Work]:
-    """The Program of each section; its groups, if these are what the text has."""
-    before, *sections = HEADING.split(text)
-    titled = zip(["", *sections[::2]], [before, *sections[1::2]], strict=True)
-    for title, section in titled:
-        if not section.strip():
+def parts(text: str, options: argparse.Namespace) -> Iterator[Work]:
+    """Yield what each section has, or all sections of the parts of a Program."""
+    sections = [s for s in titled(text) if s.text.strip()]
+    found = dict.fromkeys(s.stage for s in sections if s.stage in compiler.STAGES)
+    if len(found) > 1:
+        raise ArgumentFault(f"one stage at a time, not {', '.join(found)}")
+    given = {n: int(v) for n, v in pairs(options.size).items()}
+    while sections:
+        first, sizes = sections.pop(0), dict[str, Index]()
+        if first.name == INTERFACE:
+            made = parse_interface(first.text, sizes)
+            known = [a for i in sizes.values() for a in i.atoms() if isinstance(a, Size)]
+            hints = dict.fromkeys(made.sizes, LIKELY) | likely_sizes(known) | given
+            texts: dict[str, PartText] = {}
+            while sections and sections[0].head:
+                s = sections.pop(0)
+                texts[s.head] = parse_part(s.text, sizes)
+            yield Work(
+                title=first.where, program=made.program, hints=hints, interface=made, parts=texts
+            )
             continue
-        where = re.sub(rf"^\w+|\.?({'|'.join(TITLES)})$", "", title).strip()
-        if kind == PROGRAM:
-            program = parse_program(section)
-            yield Work(title=where, program=program, hints=likely_sizes(program, options))
+        part = parse_part(first.text, sizes)
+        groups, program = part.groups, part.part.program
+        if first.head or not isinstance(part.part, Part) or (groups and groups.moving):
+            raise ArgumentFault(f"a part needs the section `{INTERFACE}` above it, and all others")
+        if groups is None:
+            hints = likely_sizes(sizes_of(program)) | given
+            yield Work(title=first.where, program=program, hints=hints)
         else:
-            made = parse_groups(section)
-            hints = likely_sizes(made.fusion.normal, options)
-            hints = {**dict.fromkeys(made.sizes, LIKELY), **hints}
-            yield Work(title=where, program=made.fusion.program, hints=hints, groups=made)
+            hints = dict.fromkeys(groups.sizes, LIKELY)
+            hints |= likely_sizes(sizes_of(groups.fusion.normal)) | given
+            made = Interface(program=program, same={}, sizes=groups.sizes, numbers=groups.numbers)
+            yield Work(
+                title=first.where, program=program, hints=hints, interface=made, parts={"": part}
+            )
 
 
-def likely_sizes(program: Program, options: argparse.Namespace) -> dict[str, int]:
-    """Sizes of a Program, as given or as usual."""
-    sizes = {a.name: max(a.low or 0, LIKELY) for a in sizes_of(program)}
-    return {**sizes, **{n: int(v) for n, v in pairs(options.size).items()}}
+@dataclass(frozen=True)
+class Section:
+    """A text of what is read, and what its title says: `fuse @3 loop0.groups`."""
+
+    stage: str
+    where: str
+    head: str
+    name: str
+    text: str
+
+
+def titled(text: str) -> Iterator[Section]:
+    """Yield the sections of a text. What is before the first title has none."""
+    before, *sections = HEADING.split(text)
+    yield Section("", "", "", "", before)
+    for title, section in zip(sections[::2], sections[1::2], strict=True):
+        found = TITLE.fullmatch(title)
+        assert found is not None
+        stage, where, head, name = (x or "" for x in found.groups())
+        yield Section(stage, where, head, name, section)
+
+
+def likely_sizes(sizes: Iterable[Size]) -> dict[str, int]:
+    """Return the usual values of sizes."""
+    return {a.name: max(a.low or 0, LIKELY) for a in sizes}
 
 
 def stages(text: str, options: argparse.Namespace) -> Shown:
@@ -240,7 +328,9 @@ def stages(text: str, options: argparse.Namespace) -> Shown:
     if kind == FUNCTION:
         this.function = parse_function(HEADING.sub("", text, 1))
     else:
-        this.work = list(parts(text, kind, options))
+        this.work = list(parts(text, options))
+        if begin <= known.index("split") and any(w.interface for w in this.work):
+            raise ArgumentFault(f"--from {known[begin]} reads a whole Program, not its parts")
     for stage in known[begin : end + 1]:
         if stage == "normalise" and options.rewrite:
             found = this.rewrite()

@@ -18,7 +18,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -38,8 +38,11 @@ from lowtide.texpr.partition import Loop, Part
 from lowtide.texpr.printer import print_program
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.group import Fusion
+from lowtide.tile.part_texts import Interface, PartText, print_head
 from lowtide.tile.printer import TileProgram
 from lowtide.tile.strips import ROWS, START, Strips
+
+PROGRAM: Final = "tensor expressions"  # the title of a Program
 
 
 class Executable:
@@ -155,6 +158,13 @@ class Executable:
     # -- inspection --
 
     @property
+    def interface(self) -> Interface:
+        """The interface of a call."""
+        return Interface(
+            program=self.program, same=self.same, sizes=self.symbols, numbers=self.scalars
+        )
+
+    @property
     def kernels(self) -> list[KernelInfo]:
         """The facts about each kernel that `explain()` shows."""
         notes = _notes(self.parts)
@@ -172,10 +182,9 @@ class Executable:
     @property
     def stages(self) -> list[tuple[str, str]]:
         """Titles and texts: the stages of each part, the host program, the driver, the kernels."""
-        alone = len(self.kernels_by_head) == 1
-        found = [] if alone else [("tensor expressions", print_program(self.program))]
-        for head, kernels in self.kernels_by_head.items():
-            found += [(head + name, text) for name, text in kernels.stages]
+        alone = not any(s.head for s in self.parts)
+        found = [] if alone else [(PROGRAM, print_program(self.program))]
+        found += _part_stages(self.parts)
         found += [("host program", print_host(self.host)), ("driver", self.driver)]
         written = [(head + k.language, k.source) for head, k in self.kernels_by_head.items()]
         return [*found, *written]
@@ -206,6 +215,18 @@ def _kernels(stages: Sequence[Stage]) -> Iterator[tuple[str, Kernels]]:
         else:
             assert isinstance(stage.kernels, Kernels)
             yield stage.head, stage.kernels
+
+
+def _part_stages(stages: Sequence[Stage]) -> Iterator[tuple[str, str]]:
+    """Yield titles and texts of each part. A step that contains loops has its Program only."""
+    for stage in stages:
+        head, kernels = print_head(stage.part), stage.kernels
+        shown = [(PROGRAM, print_program(stage.part.program))]
+        if kernels is not None:
+            assert isinstance(kernels, Kernels)
+            shown = kernels.stages
+        yield from ((stage.head + name, head + text) for name, text in shown)
+        yield from _part_stages(stage.within)
 
 
 def _notes(stages: Sequence[Stage]) -> dict[str, str]:
@@ -242,22 +263,30 @@ def compile_program(
     of a call. `hints`: the sizes of the first call. `tiling`: a row of `tile/target`. `make`: the
     kernels of a fused Program, which a tool may replace."""
     planner = _Planner(scalars, Kind(machine=machine, tiling=tiling), make)
+    same: Mapping[str, str] = {}
     if program.delays:
         found = compiler.parts(program, hints)
-        stages, same = planner.stages(found.parts, symbols, hints, ""), found.same
+        stages, same = planner.stages(_headed(found.parts, ""), symbols, hints), found.same
     else:
-        stages, same = planner.plain(Part(program=program), symbols, hints, ""), {}
+        stages = planner.plain(Part(program=program), symbols, hints, "")
     return Executable(program, list(stages), same, symbols, scalars)
+
+
+def compile_parts(
+    made: Interface, texts: Mapping[str, PartText], hints: Mapping[str, int]
+) -> Executable:
+    """Plan parts that were read, for the CPU, and those kernels that they do not have. `texts`: by
+    prefix of the kernels' names, in order."""
+    planner = _TextPlanner(made.numbers, texts)
+    stages = planner.stages(planner.within(""), made.sizes, hints)
+    return Executable(made.program, list(stages), made.same, made.sizes, made.numbers)
 
 
 def compile_groups(made: TileProgram, hints: Mapping[str, int]) -> Executable:
     """Plan the groups of one part for the CPU; or use its kernels, if it has some."""
-    program, sizes, numbers = made.fusion.program, made.sizes, made.numbers
-    kernels = HostKernels(
-        made.fusion, sizes, numbers, hints, made.moving, made.updated or None, plans=made.kernels
-    )
-    stage = Stage(head="", part=Part(program=program), kernels=kernels)
-    return Executable(program, [stage], {}, sizes, numbers)
+    program = made.fusion.program
+    call = Interface(program=program, same={}, sizes=made.sizes, numbers=made.numbers)
+    return compile_parts(call, {"": PartText(part=Part(program=program), groups=made)}, hints)
 
 
 def cuts_strips(program: Program, hints: Mapping[str, int], machine: str = CPU) -> bool:
@@ -274,6 +303,9 @@ def _fused_or_cut(
     return fusion, compiler.strips(fusion.normal, fusion.groups, hints)
 
 
+_Headed = tuple[str, Part | Loop | Strips]
+
+
 class _Planner:
     def __init__(self, scalars: Sequence[str], kind: Kind, make: Callable[..., Kernels]) -> None:
         self.scalars = scalars
@@ -281,21 +313,17 @@ class _Planner:
         self.make = make
 
     def stages(
-        self,
-        parts: Sequence[Part | Loop | Strips],
-        symbols: Sequence[str],
-        hints: Mapping[str, int],
-        head: str,
+        self, parts: Sequence[_Headed], symbols: Sequence[str], hints: Mapping[str, int]
     ) -> Iterator[Stage]:
-        """Yield the parts with planned kernels. `head`: the prefix of the kernels' names."""
-        for number, part in enumerate(parts):
+        """Yield the parts with planned kernels, each by the prefix of its kernels' names."""
+        for head, part in parts:
             match part:
                 case Loop():
-                    yield self.loop(part, symbols, hints, 0, f"{head}loop{number}.")
+                    yield self.loop(part, symbols, hints, 0, head)
                 case Strips():
-                    yield self.strips(part, symbols, hints, f"{head}strip{number}.")
+                    yield self.strips(part, symbols, hints, head)
                 case Part():
-                    yield from self.plain(part, symbols, hints, f"{head}part{number}.")
+                    yield from self.plain(part, symbols, hints, head)
 
     def plain(
         self, part: Part, symbols: Sequence[str], hints: Mapping[str, int], head: str
@@ -303,14 +331,23 @@ class _Planner:
         """Yield one stage, or the stages of its strips if it is cut."""
         fusion, cut = _fused_or_cut(part.program, hints, self.kind)
         if cut is not None:
-            yield from self.stages(cut, symbols, hints, head)
+            yield from self.stages(_headed(cut, head), symbols, hints)
             return
         made = self.make(fusion, symbols, self.scalars, hints, self.kind)
         yield Stage(head=head, part=part, kernels=made)
 
+    def inner(
+        self, loop: Loop, hints: Mapping[str, int], level: int, head: str
+    ) -> Sequence[_Headed]:
+        """Return the parts of a step that contains loops; none of another step."""
+        if not loop.program.delays:
+            return []
+        return _headed(compiler.parts(loop.program, hints, level).parts, head)
+
     def repeated(
         self,
         program: Program,
+        head: str,
         symbols: Sequence[str],
         hints: Mapping[str, int],
         moving: Collection[str],
@@ -326,7 +363,7 @@ class _Planner:
         known = {**hints, START: part.count, ROWS: part.count}
         moving = (START, ROWS, *part.totals)
         names = [*symbols, START, ROWS]
-        made = self.repeated(part.program, names, known, moving, part.totals)
+        made = self.repeated(part.program, head, names, known, moving, part.totals)
         return Stage(head=head, part=part, kernels=made)
 
     def loop(
@@ -341,22 +378,84 @@ class _Planner:
         known = {**hints, part.step: max(evaluate(part.trips, hints) // 2, 1)}
         names = [*symbols, part.step]
         moving = {part.step, *part.carried}
-        if not part.program.delays:
-            made = self.repeated(part.program, names, known, moving)
+        inner = self.inner(part, known, level + 1, head)
+        if not inner:
+            made = self.repeated(part.program, head, names, known, moving)
             return Stage(head=head, part=part, kernels=made)
-        inner = compiler.parts(part.program, known, level + 1).parts
-        moving.update(n for p in inner for n in _given(p))
+        moving.update(n for _, p in inner for n in _given(p))
         within: list[Stage] = []
-        for number, p in enumerate(inner):
+        for name, p in inner:
             if isinstance(p, Loop):
-                within.append(self.loop(p, names, known, level + 1, f"{head}loop{number}."))
+                within.append(self.loop(p, names, known, level + 1, name))
             else:
-                made = self.repeated(p.program, names, known, moving)
-                within.append(Stage(head=f"{head}part{number}.", part=p, kernels=made))
+                made = self.repeated(p.program, name, names, known, moving)
+                within.append(Stage(head=name, part=p, kernels=made))
         return Stage(head=head, part=part, kernels=None, within=tuple(within))
 
 
-def _given(part: Part | Loop) -> set[str]:
+class _TextPlanner(_Planner):
+    """Takes parts, groups and kernels from texts as far as these have them."""
+
+    def __init__(self, scalars: Sequence[str], texts: Mapping[str, PartText]) -> None:
+        super().__init__(scalars, Kind(machine=CPU, tiling=""), kernels_of)
+        self.texts = texts
+
+    def within(self, head: str) -> list[_Headed]:
+        """Return the parts of the step of a loop; "": those of no loop."""
+        loops = [h for h, text in self.texts.items() if isinstance(text.part, Loop)]
+
+        def around(name: str) -> str:
+            return max((h for h in loops if name.startswith(h) and name != h), key=len, default="")
+
+        return [(name, text.part) for name, text in self.texts.items() if around(name) == head]
+
+    def inner(
+        self, loop: Loop, hints: Mapping[str, int], level: int, head: str
+    ) -> Sequence[_Headed]:
+        """See the base class."""
+        return self.within(head)
+
+    def plain(
+        self, part: Part, symbols: Sequence[str], hints: Mapping[str, int], head: str
+    ) -> Iterator[Stage]:
+        """See the base class."""
+        groups = self.texts[head].groups if head in self.texts else None
+        if groups is None:
+            return super().plain(part, symbols, hints, head)
+        return iter([Stage(head=head, part=part, kernels=_kernels_in(groups, hints))])
+
+    def repeated(
+        self,
+        program: Program,
+        head: str,
+        symbols: Sequence[str],
+        hints: Mapping[str, int],
+        moving: Collection[str],
+        updated: Mapping[str, str] | None = None,
+    ) -> Kernels:
+        """See the base class."""
+        groups = self.texts[head].groups
+        if groups is None:
+            return super().repeated(program, head, symbols, hints, moving, updated)
+        return _kernels_in(groups, hints)
+
+
+def _kernels_in(made: TileProgram, hints: Mapping[str, int]) -> Kernels:
+    """Return the kernels of a text; those of its groups, if it has none."""
+    return HostKernels(
+        made.fusion, made.sizes, made.numbers, hints, made.moving, made.updated or None,
+        plans=made.kernels,
+    )  # fmt: skip
+
+
+def _headed(parts: Sequence[Part | Loop | Strips], head: str) -> list[_Headed]:
+    """Return parts, each with the prefix of its kernels' names. `head`: of what they are parts
+    of."""
+    words = {Loop: "loop", Strips: "strip", Part: "part"}
+    return [(f"{head}{words[type(p)]}{k}.", p) for k, p in enumerate(parts)]
+
+
+def _given(part: Part | Loop | Strips) -> set[str]:
     """Return the values of a part that later parts may read."""
     found = {*part.program.outputs, *part.program.checks}
     return found | {*part.ends.values(), *part.blocks} if isinstance(part, Loop) else found

@@ -10,7 +10,7 @@ were not given, are new objects. Locations come back with file and line only.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from lowtide.errors import UNKNOWN_LOC, Loc
@@ -40,10 +40,10 @@ _FLOAT: Final = re.compile(r"\d+[.e]")
 _NUMBER: Final = re.compile(r"\.\d+$")  # of axes with one name
 
 
-def parse_program(text: str, sizes: Mapping[str, Index] | None = None) -> Program:
+def parse_program(text: str, sizes: dict[str, Index] | None = None) -> Program:
     """Return the Program that this text prints; raises ParseError. `sizes`: symbols that exist
-    already, by name."""
-    return ProgramParser(text, dict(sizes or {})).program()
+    already, by name; new ones are added."""
+    return ProgramParser(text, {} if sizes is None else sizes).program()
 
 
 class Line:

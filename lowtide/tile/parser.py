@@ -41,9 +41,10 @@ from lowtide.tile.verify import verify
 T = TypeVar("T")
 
 
-def parse_groups(text: str) -> TileProgram:
-    """The groups and kernels that this text prints."""
-    return _Parser(text, {}).tile_program()
+def parse_groups(text: str, sizes: dict[str, Index] | None = None) -> TileProgram:
+    """Return the groups and kernels that this text prints. `sizes`: symbols that exist already, by
+    name; new ones are added."""
+    return _Parser(text, {} if sizes is None else sizes).tile_program()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,8 +6,13 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+import lowtide as lt
 from lowtide import compiler, opt
+from lowtide.ir.core import print_function
+from lowtide.tile import axes, strips
 
 FUNCTION = """\
 def f(%x: Tensor, %w: Tensor, %n: int) -> Tensor:
@@ -38,6 +43,15 @@ group k0
 b[i:N]: f32 = mul(w[i], 2.0)
 """
 
+PARTS = """\
+sizes N
+input w: f32[N] strides (1)
+output b
+== split part0.tensor expressions ==
+input w: f32[N] strides (1)
+b[i:N]: f32 = mul(w[i], 2.0)
+output b
+"""
 HOST = """\
 input w: f32[8] strides (1)
 result w
@@ -81,19 +95,28 @@ def test_one_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "torch.mul(%a, %a)" in text
 
 
-@pytest.mark.parametrize("stage", compiler.STAGES[3:])
+@pytest.mark.parametrize("name", ["plain", "loop", "scripted", "nested", "strips"])
 def test_each_stage_reads_what_the_one_before_prints(
-    stage: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    all_of_it = opt_of(PROGRAM, "--from", "differentiate", capsys=capsys, path=tmp_path)
-    text = PROGRAM
-    for before in compiler.STAGES[3 : compiler.STAGES.index(stage)]:
-        printed = opt_of(text, "--from", before, "--to", before, capsys=capsys, path=tmp_path)
-        if (before, stage) != ("host", "emit"):  # either of the two reads kernels
-            text = printed or text
-    found = opt_of(text, "--from", stage, capsys=capsys, path=tmp_path)
-    assert found
-    assert all_of_it.endswith(found)
+    for module, constant in ((axes, "LONG"), (strips, "FEWEST"), (strips, "MOST")):
+        monkeypatch.setattr(module, constant, 16)  # so that small products are cut
+    text, wanted = program_of(name, capsys, tmp_path)
+    size = ("--size", "N=213,V=150,s0=40,s1=8")
+    all_of_it = opt_of(text, "--from", "split", *size, capsys=capsys, path=tmp_path)
+    assert {t.split()[1].rpartition(".")[0] for t in titles(all_of_it)} - {""} == wanted
+    repeated = any(word in all_of_it for word in ("\nloop step", "\nloop start"))
+    assert repeated == bool(wanted)
+    kernels = ""
+    for k, stage in enumerate(compiler.STAGES[4:], 4):
+        text = kernels if stage == "emit" else text  # either of the two reads kernels
+        found = opt_of(text, "--from", stage, *size, capsys=capsys, path=tmp_path)
+        assert found == all_of_it[all_of_it.index(f"== {stage} ") :]
+        text = opt_of(text, "--from", stage, "--to", stage, *size, capsys=capsys, path=tmp_path)
+        kernels = text if compiler.STAGES[k] == "tile" else kernels
 
 
 def test_a_host_program_enters(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -119,15 +142,56 @@ output s
 """
 
 
-def test_the_parts_of_a_loop_enter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    groups = opt_of(LOOP, "--from", "fuse", "--to", "fuse", capsys=capsys, path=tmp_path)
-    assert titles(groups) == ["fuse loop0.groups", "fuse part1.groups"]
-    wanted = opt_of(LOOP, "--from", "fuse", capsys=capsys, path=tmp_path)
-    kernels = opt_of(groups, "--from", "tile", "--to", "tile", capsys=capsys, path=tmp_path)
-    found = opt_of(kernels, "--from", "emit", capsys=capsys, path=tmp_path)
-    assert kernels.split("==\n")[1].partition("\n\n")[0] in wanted
-    (c_of_steps,) = [x for x in found.split("== ") if x.startswith("emit loop0 C")]
-    assert c_of_steps.partition("==\n")[2] in wanted
+STRIPS = """\
+size N >= 2
+size V >= 2
+input x: f32[N, 16] strides (16, 1)
+input w: f32[V, 16] strides (16, 1)
+t[n:N, v:V]: f32 = sum[c:16](mul(x[n, c], w[v, c]))
+m[n:N]: f32 = max[v:V](t[n, v])
+p[n:N, v:V]: f32 = exp(sub(t[n, v], m[n]))
+a[n:N, c:16]: f32 = sum[v:V](mul(p[n, v], w[v, c]))
+b[v:V, c:16]: f32 = sum[n:N](mul(p[n, v], x[n, c]))
+output a, b
+"""
+
+
+@lt.script
+def rows(x: Tensor, u: Tensor):
+    h = x[0]
+    hs: list[Tensor] = []
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] + u @ h)
+        hs.append(h)
+    return torch.stack(hs).sum(0), h
+
+
+@lt.script
+def nested(x: Tensor, u: Tensor):
+    h = x[0]
+    for t in range(x.shape[0]):
+        g = h
+        for _ in range(x.shape[1]):
+            g = torch.tanh(u @ g)
+        h = torch.sin(g + x[t])
+    return h
+
+
+def program_of(name: str, capsys: pytest.CaptureFixture[str], path: Path) -> tuple[str, set[str]]:
+    """The text of a Program, and prefixes of its parts' kernels."""
+    if name == "plain":
+        return PROGRAM, set()
+    if name == "loop":
+        return LOOP, {"loop0", "part1"}
+    if name == "strips":
+        return STRIPS, {"strip0"}
+    function = {"scripted": rows, "nested": nested}[name]
+    function(torch.rand(40, 8), torch.rand(8, 8))
+    options = ("--to", "specialise", "--shape", "x=40x8,u=8x8")
+    shown = opt_of(print_function(function.graph), *options, capsys=capsys, path=path)
+    (text,) = [s for s in shown.split("== specialise") if "\ninput " in s]
+    inner = {"loop1.loop0", "loop1.part1"} if name == "nested" else {"part2"}
+    return text.partition("==\n")[2], {"part0", "loop1", *inner}
 
 
 def test_a_kernel_that_reads_what_is_not_there_is_refused(
@@ -160,6 +224,15 @@ def test_reads_what_comes_in(
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
+        (
+            f"== fuse loop0.groups ==\n{GROUPS}",
+            "--from tile",
+            "needs the section `interface` above",
+        ),
+        ("loop i: N\n" + PROGRAM, "--from fuse", "needs the section `interface` above"),
+        (f"== split interface ==\n{PARTS}", "--from split", "reads a whole Program, not its parts"),
+        (f"== split a ==\n{PROGRAM}== fuse a ==\n{PROGRAM}", "--from split", "not split, fuse"),
+        ("until i\n" + PROGRAM, "--from fuse", "line 1: expected `loop` or `strips` before it"),
         ("", "--from fuse", "the text is empty"),
         ("== fuse groups ==\n\n", "--from tile", "the text is empty"),
         (f"== host ==\n{HOST}\n== host a ==\n{HOST}", "--from emit", "not 2: host, host a"),
