@@ -96,13 +96,14 @@ SIMPLIFY: tuple[Pass, ...] = (
     eliminate_dead_code,
     localize_sizes,  # last: CSE would merge the copies that it makes
 )
-REROLL: tuple[Pass, ...] = (make_private_writes_plain, reroll)
+WRITTEN: tuple[Pass, ...] = (keep_what_raises,)  # before them, of a program as it was written
+REROLL: tuple[Pass, ...] = (make_private_writes_plain, reroll)  # instead, of a trace
 PREPARE: tuple[Pass, ...] = (with_near_constants, unroll_by_period)
 
 
 def simplified(fn: Function, *, unrolled: bool = False) -> Function:
     """Return the function after `SIMPLIFY`. `unrolled`: a trace, whose loops are rerolled first."""
-    return run(fn, (*(REROLL if unrolled else (keep_what_raises,)), *SIMPLIFY))
+    return run(fn, (*(REROLL if unrolled else WRITTEN), *SIMPLIFY))
 
 
 def prepared(fn: Function, *, in_chunks: bool = False) -> Function:
@@ -127,10 +128,9 @@ def fused(
 
 def tiled(arrangement: Arrangement, moving: Set[str], hints: Sizes, strides: Strides) -> Kernel:
     """Return the kernel of a group, scheduled unless Triton does that. `moving`: see `plan`."""
-    kernel = plan(arrangement, moving)
     if isinstance(arrangement, BlockArrangement):
-        return kernel
-    kernel = schedule(kernel, hints, arrangement.target, strides)
+        return plan(arrangement, moving)
+    kernel = schedule(plan(arrangement, moving), hints, arrangement.target, strides)
     for reduction in arrangement.reductions.values():
         order_of(kernel, reduction)  # noted, to compare the order of sums over kernels
     return kernel

@@ -63,7 +63,7 @@ LIKELY: Final = 64  # a size of which nothing is said
 HEADING: Final = re.compile(r"^== (.*) ==\n", re.MULTILINE)  # what this command prints above a text
 PASSES: Final[Mapping[str, Pass]] = {
     getattr(step, "__name__", ""): step
-    for step in (*compiler.REROLL, *compiler.SIMPLIFY, *compiler.PREPARE)
+    for step in (*compiler.WRITTEN, *compiler.REROLL, *compiler.SIMPLIFY, *compiler.PREPARE)
 }
 COMPILED: Final[Mapping[str, tuple[str, ...]]] = {  # what of an executable's stages is shown
     "split": ("tensor expressions",), "normalise": ("normal form",), "fuse": ("groups",),

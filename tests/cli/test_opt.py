@@ -245,7 +245,7 @@ def test_reads_what_comes_in(
         (GROUPS, "--from emit", "--from emit reads a tile program (`kernel k0 …`) or a host"),
         (GROUPS.replace("k0", "k1"), "--from tile", "line 3: expected `k0`\n    group k1\n"),
         (GROUPS + "output c", "--from tile", "line 5: expected a value that is defined above"),
-        (FUNCTION, "--from simplify --pass x", "there is no pass 'x'; write one of make_private"),
+        (FUNCTION, "--from simplify --pass x", "there is no pass 'x'; write one of keep_what"),
         (PROGRAM, "--from normalise --rewrite x", "there is no rewrite 'x'; write one of algebra"),
         (PROGRAM, "--from differentiate --wrt y", "there is no input 'y'; write one of x, w"),
         (FUNCTION, "--from specialise --shape x=3", "--shape says nothing of `w`"),

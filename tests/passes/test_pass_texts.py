@@ -15,6 +15,7 @@ from lowtide.ir.parser import parse_function
 from lowtide.opt import PASSES
 from lowtide.passes.run import run
 from lowtide.tools.explain_command import parse_shape
+from tests import house
 from tests.texts import Case, cases_of
 
 FOLDER = Path(__file__).parent / "text"
@@ -30,6 +31,10 @@ USUAL: dict[str, tuple[Any, ...]] = {  # of parameters that are not given, by ty
 
 def test_each_pass_has_a_file() -> None:
     assert {file.stem for file in FOLDER.glob("*.txt")} == PASSES.keys()
+
+
+def test_lowtide_opt_knows_the_passes_of_the_page() -> None:
+    assert PASSES.keys() == house.passes()
 
 
 def arguments(fn: Function, case: Case, number: int) -> list[Any]:
