@@ -30,7 +30,7 @@ from lowtide.codegen.executable import compile_program
 from lowtide.execute import backend
 from lowtide.execute.options import Options
 from lowtide.ir import interpret
-from lowtide.ir.core import Block, Function, Op, Value, print_function
+from lowtide.ir.core import Block, Function, Op, Value, free_values, print_function
 from lowtide.ir.types import TENSOR
 from lowtide.passes.dead_code import eliminate_dead_code
 from lowtide.passes.run import Pass, run
@@ -77,7 +77,8 @@ class Reduced:
 def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
     """Reduce a function; see the module's text. Raises ArgumentFault, and LowtideError if it does
     not compile."""
-    found = resolve(target)
+    with recorded() as before:
+        found = resolve(target)  # a module may trace when it is imported
     compiled: Any = scripted(target, found)
     inputs = [seeded(x, k) for k, x in enumerate(make_arguments(shapes, dtypes))]
     with recorded() as functions:
@@ -86,38 +87,47 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
         except TypeError as fault:  # other arguments than the function takes
             raise ArgumentFault(str(fault)) from None
         driver, values = compiled.resolve(bound)
-    function = functions[0] if functions else driver.function
+    functions += [x for x in reversed(before) if x[0].name == driver.function.name]
+    values = dict(zip(_places(driver.function), values, strict=True))
+    whole = (x for x in functions if values.keys() >= {*_places(x[0])})
+    function, passes = next(whole, (driver.function, compiler.SIMPLIFY))
+    values = tuple(values[place] for place in _places(function))
     eager = getattr(compiled, "__wrapped__", None) or found
-    values = tuple(values)
     wanted = outcome(eager, inputs)
     got = outcome(interpreted(function), values, len(inputs))
     if hasattr(eager, "explain") or (note := difference_text(wanted, got)) is None:
-        return reduced(function, values)
+        return reduced(function, values, passes)
     return Reduced(stage=CAPTURE, function=function, inputs=values, note=note)
 
 
-def reduced(function: Function, values: Sequence[Any]) -> Reduced:
-    """Return the smallest part of a function for which the same stage is the first wrong one."""
-    stage, note = first_wrong(function, values)
+def _places(f: Function) -> list[tuple[bool, object]]:
+    """Return a key for each parameter: the number of an argument, or what it captures."""
+    return [*((False, k) for k in range(len(f.arguments))), *((True, c) for c in f.captures)]
+
+
+def reduced(function: Function, values: Sequence[Any], passes: Sequence[Pass]) -> Reduced:
+    """Return the smallest part of a function for which the same stage is the first wrong one.
+    `passes`: those that simplify it."""
+    stage, note = first_wrong(function, values, passes)
     if not stage:
         return Reduced(stage="", function=function)
     found = Reduced(stage=stage, function=function, inputs=tuple(values), note=note)
-    while (smaller := next(_still_wrong(found), None)) is not None:
+    while (smaller := next(_still_wrong(found, passes), None)) is not None:
         found = smaller
     return found
 
 
-def _still_wrong(found: Reduced) -> Iterator[Reduced]:
+def _still_wrong(found: Reduced, passes: Sequence[Pass]) -> Iterator[Reduced]:
     for function, values in smaller_ones(found.function, found.inputs):
         with contextlib.suppress(Exception):  # an invalid program
-            stage, note = first_wrong(function, values)
+            stage, note = first_wrong(function, values, passes)
             if stage == found.stage:
                 yield Reduced(stage=stage, function=function, inputs=tuple(values), note=note)
 
 
 def smaller_ones(f: Function, values: Sequence[Any]) -> Iterator[tuple[Function, Sequence[Any]]]:
-    """Yield smaller functions: with an earlier value as the result, or with an op's result as an
-    input."""
+    """Yield smaller functions: with an earlier value as the result, with an op's result as an
+    input, or one run of a block by itself, such as the last step of a loop."""
     ops = f.block.ops[:-1]
     (result,) = f.block.terminator.operands
     for k, op in enumerate(ops):
@@ -133,6 +143,26 @@ def smaller_ones(f: Function, values: Sequence[Any]) -> Iterator[tuple[Function,
             part = Block(args=[*f.block.args, *op.results], ops=[*ops[:k], *f.block.ops[k + 1 :]])
             given = [*values, *(copy.deepcopy(env[v]) for v in op.results)]
             yield from [_without_unused(eliminate_dead_code(replace(f, block=part)), given)]
+        for block in op.blocks:
+            yield from _block_alone(f, block, env)
+
+
+def _block_alone(
+    f: Function, block: Block, env: Mapping[Value, Any]
+) -> Iterator[tuple[Function, Sequence[Any]]]:
+    """Yield functions of a block's ops, one for each tensor that it yields. `env`: values of its
+    last run."""
+    free = [v for v in free_values(block.ops) if v not in block.args]
+    params = [*block.args, *free]
+    if not all(v in env for v in params):  # it did not run
+        return
+    given = [copy.deepcopy(env[v]) for v in params]
+    for v in dict.fromkeys(block.terminator.operands):
+        if v.type == TENSOR:
+            end = Op(name="return", operands=[v], loc=block.terminator.loc)
+            part = Block(args=params, ops=[*block.ops[:-1], end])
+            made = replace(f, block=part, result=v.type, defaults={}, captures=())
+            yield _without_unused(eliminate_dead_code(made), given)
 
 
 def _without_unused(f: Function, values: Sequence[Any]) -> tuple[Function, Sequence[Any]]:
@@ -142,11 +172,12 @@ def _without_unused(f: Function, values: Sequence[Any]) -> tuple[Function, Seque
     return replace(f, block=block, defaults={}, captures=()), [x for _, x in pairs]
 
 
-def first_wrong(function: Function, values: Sequence[Any]) -> tuple[str, str]:
+def first_wrong(
+    function: Function, values: Sequence[Any], passes: Sequence[Pass]
+) -> tuple[str, str]:
     """Return the first stage after which the result differs, and how; "", "" if none is wrong."""
     wanted = outcome(interpreted(function), values)
-    steps: tuple[Pass, ...] = (*compiler.SIMPLIFY, *compiler.PREPARE)
-    for step in steps:
+    for step in (*passes, *compiler.PREPARE):
         function = run(function, [step])
         note = difference_text(wanted, outcome(interpreted(function), values))
         if note is not None:
@@ -220,12 +251,13 @@ def seeded(x: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def recorded() -> Generator[list[Function]]:
-    """A context that records the functions that are simplified inside, before their passes."""
-    found: list[Function] = []
+def recorded() -> Generator[list[tuple[Function, Sequence[Pass]]]]:
+    """A context that records the functions that are simplified inside, and their passes."""
+    found: list[tuple[Function, Sequence[Pass]]] = []
 
     def record(fn: Function, passes: Sequence[Pass]) -> Function:
-        found.append(fn)
+        if passes[-1] is compiler.SIMPLIFY[-1]:  # not to prepare it for the driver
+            found.append((fn, passes))
         return run(fn, passes)
 
     compiler.run = record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,15 @@ def steps(x):
     return h
 
 
+def long_step(x):
+    h = x[0]
+    for t in range(x.shape[0]):
+        g = torch.exp(-(h + x[t]).abs())
+        h = torch.tanh(g * 2) + torch.cos(h)
+        h = h * torch.sigmoid(g)
+    return h
+
+
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -44,6 +54,20 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         return torch.tanh(self.inner(x))
+"""
+
+TRACED = """\
+import lowtide as lt
+import torch
+from reduced_program import fn
+
+
+def other(x):
+    return torch.tanh(x)
+
+
+first = lt.trace(other, (torch.rand(5),))
+traced = lt.trace(fn, (torch.rand(5, 3), torch.rand(3)))
 """
 
 
@@ -108,6 +132,31 @@ def test_a_fault_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.stage == "swap_sines"
     assert ops_of(found) == ["torch.tanh"]
     assert len(found.inputs) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*differs from the function")
+def test_a_fault_in_a_pass_over_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module traces when it is imported; another function comes before it."""
+
+    def swap_sines(fn: Function) -> Function:
+        return parse_function(print_function(fn).replace("torch.tanh", "torch.sin"))
+
+    monkeypatch.setattr(compiler, "REROLL", (*compiler.REROLL, swap_sines))
+    (tmp_path / "traced_program.py").write_text(TRACED)
+    monkeypatch.delitem(sys.modules, "traced_program", raising=False)
+    found = reduce_command.reduce("traced_program:traced", "5x3,3", "float32")
+    assert found.stage == "swap_sines"
+    assert ops_of(found) == ["torch.tanh"]
+
+
+def test_a_fault_in_a_loop_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swap_sines(fn: Function) -> Function:
+        return parse_function(print_function(fn).replace("torch.tanh", "torch.sin"))
+
+    monkeypatch.setattr(compiler, "SIMPLIFY", (*compiler.SIMPLIFY, swap_sines))
+    found = reduced("long_step", "4x3")
+    assert found.stage == "swap_sines"
+    assert ops_of(found) == ["torch.tanh"]
 
 
 Rewrite = Callable[[Expr], Expr]
