@@ -26,6 +26,7 @@ import torch
 from lowtide import config
 from lowtide.ir.core import Op, Value, free_values
 from lowtide.specialise.signature import PLAIN_TYPES, TENSOR_TYPES, exact_key
+from lowtide.torch_private.tensors import is_zero_tensor
 
 Key = tuple[Any, ...]
 KeyOf = Callable[[Sequence[Any]], Key]
@@ -33,7 +34,7 @@ KeyOf = Callable[[Sequence[Any]], Key]
 _settings = config.current
 _default_dtype = torch.get_default_dtype
 _SPECIAL: Final = (
-    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or {0}._is_zerotensor() "
+    "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or is_zero_tensor({0}) "
     "or {0}.is_nested"
 )
 
@@ -97,6 +98,7 @@ def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
         "grad_on": torch.is_grad_enabled,
         "default_dtype": _default_dtype,
         "settings": _settings,
+        "is_zero_tensor": is_zero_tensor,
         "exact": lambda values: whole_key(values, floats),  # pyright: ignore[reportUnknownArgumentType]
     }
     parts, special = ["default_dtype()", "settings().interpret_blocks"], list[str]()

@@ -35,7 +35,11 @@ STAGES = {
 _FOLDERS_APART = ("frontend/script",)  # of one folder's count
 TORCH_PRIVATE = "torch_private"
 _PRIVATE_PATH = re.compile(r"\btorch(?:\.\w+)*\.(_[A-Za-z]\w*)")
-_PRIVATE_ALLOWED = ("_foreach",)  # a family of ops that has no other name
+# `_foreach`: a family of ops that has no other name. Not counted are `_parameters`, `_buffers` and
+# `_modules` of nn.Module: saved modules have these keys, so PyTorch cannot rename them, and
+# captures and guards read them at each call, where a function around them would cost time.
+_PRIVATE_ALLOWED = ("_foreach",)
+_WORD = re.compile(r"\.(\w+)")  # in the text of code
 # Members of tensors, nodes and ops, whatever they are reached by.
 _PRIVATE_MEMBERS = frozenset({
     "_base", "_cdata", "_is_view", "_is_zerotensor", "_make_wrapper_subclass", "_op_dk", "_schema",
@@ -191,6 +195,8 @@ def private_names(path: Path) -> Iterator[tuple[int, str]]:
             case ast.Constant(value=str() as text) if id(node) not in texts:
                 found = [text]
         for text in found:
+            members = _WORD.findall(text) if isinstance(node, ast.Constant) else ()
+            yield from ((node.lineno, name) for name in members if name in _PRIVATE_MEMBERS)
             for match_ in _PRIVATE_PATH.finditer(text):
                 name = match_[1]
                 if not name.startswith(_PRIVATE_ALLOWED):

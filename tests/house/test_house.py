@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,12 @@ def test_the_functions_of_the_stages_exist() -> None:
     for name in (name for stage in house.STAGES.values() for name in stage):
         module, _, function = name.rpartition(".")
         assert hasattr(importlib.import_module(f"lowtide.{module}"), function), name
+
+
+def test_private_members_count_in_the_text_of_code(tmp_path: Path) -> None:
+    file = tmp_path / "keys.py"
+    file.write_text('TEXT = "not {0}.is_cpu or {0}._is_zerotensor()"\n')
+    assert list(house.private_names(file)) == [(1, "_is_zerotensor")]
 
 
 def test_the_page_knows_the_order_of_stages() -> None:
