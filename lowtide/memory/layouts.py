@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from lowtide.torch_private.dispatch import is_slow_convolution
+from lowtide.torch_private.dispatch import is_slow_convolution, schema_of
 
 Tensor = torch.Tensor
 Strides = tuple[int, ...]
@@ -117,7 +117,7 @@ def _format_for_batch_norm(x: Tensor) -> torch.memory_format:
 def _operand_places(func: Any) -> tuple[int, ...]:
     """Return the positions of the operands of an elementwise op; none for another op. A number is
     an operand where PyTorch makes a tensor of it."""
-    schema = func._schema
+    schema = schema_of(func)
     returns = schema.returns
     is_tagged = torch.Tag.pointwise in func.tags and func not in _NOT_ELEMENTWISE
     if not is_tagged and func not in _UNTAGGED:
