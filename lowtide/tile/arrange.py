@@ -35,7 +35,9 @@ from lowtide.tile.common_subtiles import ROW_POINTS, WORTH_HOLDING, Reader, comm
 from lowtide.tile.group import Group
 from lowtide.tile.ir import Tiled, reached
 from lowtide.tile.items import (
+    ADD_TILE,
     FULL_EXTENT,
+    LANES_TILE,
     REDUCED_POINTS,
     STAGED_POINTS,
     SUM_TILE,
@@ -45,16 +47,15 @@ from lowtide.tile.items import (
     choose_vector,
     contains_inner,
     cost,
-    is_long,
     is_read,
     is_register_tile,
     lies_along,
+    long_lanes,
     long_sum,
     long_terms,
     memory_strides,
     node_cost,
     reduce_item,
-    rounds,
     same_points,
     shared_rows,
     short_row,
@@ -261,8 +262,8 @@ class Arrangement:
                 tile = max(tile, 16 * self.lanes)
             if any(main in long_terms(i) for i in items):
                 tile = min(tile, SUM_TILE)
-            sums = (i for i in items if main in i.over and updated_in_memory(i, items))
-            tile = min([tile, *(max(SUM_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
+            sums = (i for i in items if main in long_terms(i) and updated_in_memory(i, items))
+            tile = min([tile, *(max(ADD_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
             if any(short_row(i.d) and main not in i.over for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
@@ -354,8 +355,7 @@ class Arrangement:
 
     def _tiles(self) -> dict[Axis, int]:
         """Axes swept tile by tile: those that tile-local values have, where one tile is not all."""
-        grid = self.grid_axes()
-        tiles: dict[Axis, int] = {}
+        grid, tiles = self.grid_axes(), dict[Axis, int]()
 
         def cut(a: Axis, tile: int) -> None:
             if a not in grid:
@@ -482,19 +482,18 @@ class Arrangement:
         Alone in its nest, the sum has a register for each loop. Next to sums over other axes it
         may be updated in memory; the limit then holds for all its axes, short ones, too."""
         terms, lanes = long_terms(item), item.vector
-        if lanes in item.over and lanes and rounds(item) and is_long(lanes, 8 * SUM_TILE):
-            yield lanes, SUM_TILE
+        yield from ((a, LANES_TILE) for a in long_lanes(item))
         swept = [a for a in terms if a not in self.grid_axes()]
         if not updated_in_memory(item, self.all_items()):
             yield from ((a, SUM_TILE) for a in swept)
             return
         short = short_terms(item, lanes)
-        most = max(SUM_TILE // short, 8)
+        most = max(ADD_TILE // short, 8)
         inside = [a for a in item.over if a is not lanes and a not in self.grid_axes()]
-        if short > SUM_TILE and inside and not swept:
+        if short > ADD_TILE and inside and not swept:
             a = max(inside, key=self.extent)
-            yield a, max(SUM_TILE // short_terms(item, a, lanes), 8)
-        held = math.prod(min(t.tile or 1, SUM_TILE) for t in self.grid if t.axis in terms)
+            yield a, max(ADD_TILE // short_terms(item, a, lanes), 8)
+        held = math.prod(min(t.tile or 1, ADD_TILE) for t in self.grid if t.axis in terms)
         for a in swept:
             tile = int((most // held) ** (1 / len(swept)))
             yield a, max(tile // 8 * 8, 8)

@@ -49,7 +49,9 @@ SPLAT, SIDE_BY_SIDE, STAGED, TESTED = 0.25, 1.0, 1.3, 1.6  # a vector, by how it
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
 STAGED_TILE = 512  # points of a tile of an axis, at most
 STAGED_POINTS = 1 << 19  # of one staged value: 2 MiB of floats
-SUM_TILE = 2048  # a longer float sum is added up in parts, so that rounding does not pile up
+SUM_TILE = 512  # a longer float sum is added up in parts, so that rounding does not pile up
+LANES_TILE = 2048  # the same of a sum along the lanes, each of which has a part of it
+ADD_TILE = 64  # the same of a sum in memory: each term is added to it
 REDUCED_POINTS = 512  # of all axes that a register tile sums over: lines that stay in L2
 
 
@@ -334,6 +336,12 @@ def long_terms(item: Item) -> list[Axis]:
     if not rounds(item):
         return []
     return [a for a in item.over if a is not item.vector and is_long(a, SUM_TILE)]
+
+
+def long_lanes(item: Item) -> list[Axis]:
+    """The long axis along the lanes that a float sum is taken over."""
+    lanes = [a for a in item.over if a is item.vector and is_long(a, 8 * LANES_TILE)]
+    return lanes if rounds(item) else []
 
 
 def short_terms(item: Item, *but: Axis | None) -> int:

@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from lowtide.ir.dtypes import BY_NAME
 from lowtide.texpr import expr as ex
 from lowtide.texpr.index import as_index
-from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, paths
+from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Write, paths
 
 BLOCK = 64  # terms
 
@@ -69,22 +70,28 @@ def _rounds(b: Buffer) -> bool:
 
 
 def _sum_into(acc: Buffer, nest: Nest) -> bool:
-    return any(isinstance(w, Accumulate) and w.buffer is acc for w in nest.writes)
+    return any(_adds_to(acc, w) for w in nest.writes)
+
+
+def _adds_to(acc: Buffer, w: Write) -> bool:
+    return isinstance(w, Accumulate) and w.buffer is acc
 
 
 def _part(acc: Buffer, writers: list[Nest], body: list[Stmt], kernel: Kernel) -> Nest:
     """Let the writers sum into a new buffer, empty when the body begins; add it at its end."""
     name = next(n for n, b in kernel.values.items() if b is acc)
-    part = replace(acc, name=f"{name}_part", per_thread=False)
+    dtype = next(w.expr.dtype for n in writers for w in n.writes if _adds_to(acc, w))
+    part = replace(acc, name=f"{name}_part", dtype=BY_NAME[dtype.compute], per_thread=False)
     kernel.buffers.append(part)
     kernel.values[part.name] = part
     for nest in writers:
         nest.writes = [
-            replace(w, buffer=part) if isinstance(w, Accumulate) and w.buffer is acc else w
+            replace(w, buffer=part) if isinstance(w, Accumulate) and _adds_to(acc, w) else w
             for w in nest.writes
         ]
     here = [as_index(a) for a in acc.axes]
-    both = (ex.load(name, here, acc.dtype), ex.load(part.name, here, acc.dtype))
+    more = ex.cast(ex.load(part.name, here, part.dtype), acc.dtype)
+    both = (ex.load(name, here, acc.dtype), more)
     total = Stage(buffer=acc, expr=ex.apply("add", both, acc.dtype))
     add = Nest(axes=acc.axes, writes=[total], vector=acc.last)
     body.insert(0, Fill(buffer=part, value=0))

@@ -23,6 +23,7 @@ from lowtide.texpr.index import Axis, Size, as_index, deep_atoms, product
 from lowtide.tile import online
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.axes import own_axes
+from lowtide.tile.carried import accumulator_dtype
 from lowtide.tile.ir import (
     Accumulate,
     Buffer,
@@ -145,7 +146,8 @@ class _Planner:
             if d.expr.fn in ARG:
                 twin = self._buffer(f"{d.name}_best", item.body.dtype, kept, whole, last,
                                     d.expr.fn, per_thread)  # fmt: skip
-            buffer = self._buffer(d.name, d.dtype, kept, whole, last, d.expr.fn, per_thread)
+            dtype = accumulator_dtype(self.a, item)
+            buffer = self._buffer(d.name, dtype, kept, whole, last, d.expr.fn, per_thread)
             buffer.twin = twin
             self.values[d.name] = buffer
 

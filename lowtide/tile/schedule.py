@@ -25,7 +25,7 @@ from lowtide.tile.target import Target
 REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
 HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
 LIGHT = 6  # a body of more operations needs registers of its own
-TERMS = 256  # a float sum in a register is added up in parts where there are more,
+TERMS = 32  # a float sum in a register is added up in parts where there are more,
 FEW = 16  # of at least so many
 SOME_PARTS = 16  # of a loop of unknown length
 PARTED = 8  # accumulators at most that get partial sums in blocks: there are registers for both

@@ -32,14 +32,14 @@ class Order:
     """The order of a sum. `sweeps`: tiles of the grid and of sweeps that divide the sum, outermost
     first. `loops`: the loops of its nest, and which of them runs along the lanes. `fma`: a product
     is added without rounding it. `in_parts`: 1 if each tile has its own sum, 2 if that has parts,
-    too. `rescaled`: the sum follows a running maximum."""
+    too. `rescaled`: the sum follows a running maximum. `dtypes`: those of the sum and its parts."""
 
     sweeps: tuple[tuple[int, int], ...]
     loops: tuple[tuple[object, ...], ...]
     fma: bool
     in_parts: int
     rescaled: bool
-    dtype: str
+    dtypes: tuple[str, ...]
 
 
 def recomputed(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
@@ -137,7 +137,7 @@ def _orders(kernel: Kernel, d: Def) -> Iterator[Order]:
                     fma=_is_product(nest, w),
                     in_parts=sums.index(w.buffer),
                     rescaled=rescaled,
-                    dtype=w.buffer.dtype.name,
+                    dtypes=tuple(b.dtype.name for b in sums),
                 )
 
 

@@ -44,6 +44,25 @@ def fixed_pixels(x: Tensor) -> Tensor:
     return (x.view(64, 80, 80, 19) * 1).sum((1, 2)).flatten()
 
 
+def squares(x: Tensor) -> Tensor:
+    """The sum of many tiles, in one thread's accumulator."""
+    return (x * x).sum()
+
+
+def squares_of_rows(x: Tensor) -> Tensor:
+    return (x * x).sum(1)
+
+
+def squares_of_columns(x: Tensor) -> Tensor:
+    return (x * x).sum(0)
+
+
+def pairs_both_ways(x: Tensor) -> Tensor:
+    y = x.flatten()
+    near = (-(y[:, None] - y[None, :300]).abs()).exp()
+    return torch.cat([near.sum(0), near.sum(1)])
+
+
 def beside_fixed_rows(x: Tensor) -> Tensor:
     y = x.view(4, 3000, 19)
     return (y * 1).sum(1).flatten() + 0 * (y * 2).exp().sum(2).amax()
@@ -61,6 +80,10 @@ def beside_fixed_rows(x: Tensor) -> Tensor:
         (rows_and_columns, (1024, 3, 5)),
         (fixed_pixels, (64, 80, 80, 19)),
         (beside_fixed_rows, (4, 3000, 19)),
+        (squares, (5, 300_000)),
+        (squares_of_rows, (5, 300_000)),
+        (squares_of_columns, (100_000, 7)),
+        (pairs_both_ways, (20_000, 1)),
     ],
 )
 def test_partial_sums(fn: Fn, shape: tuple[int, ...]) -> None:
@@ -69,6 +92,22 @@ def test_partial_sums(fn: Fn, shape: tuple[int, ...]) -> None:
     got = (lt.script(fn)(x) - truth).abs()
     eager = (fn(x) - truth).abs().max()
     assert (got <= 4 * eager + 4 * torch.finfo(torch.float32).eps * truth).all()
+
+
+@pytest.mark.parametrize("shape", [(2000, 17), (3, 300_000), (50_000, 9)])
+@pytest.mark.parametrize("dims", [(0, 1), (0,), (1,)])
+@pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3])
+def test_sums_of_equal_terms(shape: tuple[int, ...], dims: tuple[int, ...], value: float) -> None:
+    """As in the gradient of a mean. Each addition is rounded in the same direction."""
+    x = torch.full(shape, value)
+    truth = x.double().sum(dims)
+    got = (lt.script(sum_over)(x, dims) - truth).abs()
+    eager = (sum_over(x, dims) - truth).abs().max()
+    assert (got <= 4 * eager + 4 * torch.finfo(torch.float32).eps * truth).all()
+
+
+def sum_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return x.sum(dims)
 
 
 def test_the_gradient_of_a_bias() -> None:

@@ -330,7 +330,7 @@ class Body:
     def _load(self, load: Load, point: Point) -> str:
         buffer = self.names.values.get(load.source)
         if buffer is not None:
-            return self._read(buffer, point)
+            return self._read(buffer, point, load.dtype)
         dtype = self.names.memory[load.source]
         offset = address(load, self.names.strides)
         v, use = self.nest.vector, self.names.use
@@ -431,24 +431,25 @@ class Body:
 
     def _from_buffer(self, buffer: Buffer, point: Point) -> str:
         return self._declare(
-            pw.VECTOR[buffer.dtype.name], self._read(buffer, point), frozenset(buffer.axes)
+            pw.VECTOR[buffer.dtype.name],
+            self._read(buffer, point, buffer.dtype),
+            frozenset(buffer.axes),
         )
 
-    def _read(self, buffer: Buffer, point: Point) -> str:
+    def _read(self, buffer: Buffer, point: Point, dtype: DType) -> str:
+        """Return the C of what a buffer holds, rounded to `dtype` if it is a wider accumulator."""
         t = buffer.dtype.name
         place = self.place(buffer, point)
         v, use = self.nest.vector, self.names.use
+        kind, wanted = ("i32" if x == "bool" else x for x in (t, dtype.compute))
         if v not in buffer.axes:
-            return self._splat_register(place, t)
-        kind = "i32" if t == "bool" else t
+            return f"{use(f'splat_{wanted}')}({place})"
         if v is buffer.last:
-            return f"{use(f'load_{kind}')}(&{place})"
-        n = "lanes" if self.variant.partial else str(self.names.lanes)
-        return f"{use(f'load_strided_{kind}')}(&{place}, {self.stride(buffer, v)}, {n})"
-
-    def _splat_register(self, element: str, t: str) -> str:
-        kind = "i32" if t == "bool" else t
-        return f"{self.names.use(f'splat_{kind}')}({element})"
+            text = f"{use(f'load_{kind}')}(&{place})"
+        else:
+            n = "lanes" if self.variant.partial else str(self.names.lanes)
+            text = f"{use(f'load_strided_{kind}')}(&{place}, {self.stride(buffer, v)}, {n})"
+        return text if kind == wanted else f"{use(f'cast_{kind}_{wanted}')}({text})"
 
     def stride(self, buffer: Buffer, a: Axis | None) -> str:
         others = [b for b in buffer.axes if b is not buffer.last]

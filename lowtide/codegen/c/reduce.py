@@ -245,7 +245,7 @@ class Accumulator:
             lines.extend(adds)
             return
         tests = " && ".join(f"b_{self.body.names.axis(a)} == 0" for a in self.w.first)
-        stores = [self._access(self.buffer, p)[1](value) for p, value in self.vectors]
+        stores = [self._access(self.buffer, p)[1](self._as_stored(x)) for p, x in self.vectors]
         both = [f"if ({tests}) {{", *stores, "} else {", *adds, "}"]
         lines.extend(both if tests else stores)
 
@@ -264,7 +264,14 @@ class Accumulator:
         load, store = self._access(self.buffer, place)
         if self.counting:
             return store(f"{load} + {value}")
-        return store(self._combine(load, value))
+        return store(self._combine(load, self._as_stored(value)))
+
+    def _as_stored(self, value: str) -> str:
+        """Return a vector in the dtype of the buffer."""
+        to = self.buffer.dtype.name
+        if self.counting or to == self.t:
+            return value
+        return f"{self.body.names.use(f'cast_{self.t}_{to}')}({value})"
 
     def _access(self, buffer: Buffer, place: str) -> tuple[str, Callable[[str], str]]:
         """Return the C that loads a vector of the buffer, and what prints the C of a store."""
