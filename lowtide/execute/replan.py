@@ -4,6 +4,7 @@ In: the memory of two plans at the current sizes. Out: whether to split the sign
 
     planned at 64 x 50, called at 8000 x 6000:    199 MB, a plan for these sizes takes 19 MB
     planned for 40 columns, called with 2000:     more shared memory than the GPU has
+    planned for sums of 64, called with 20,000:   float32 totals of many tiles (`tile/carried`)
 
 A plan for small sizes may store a value of pairs, which is too large at other sizes. A kernel for a
 GPU may hold an axis in full, which may be too long at other sizes. Sizes are compared by the bytes

@@ -123,6 +123,7 @@ class Arrangement:
             lanes=self.lanes,
         )
         self.bounded: frozenset[Axis] = frozenset()  # kernels are planned anew where these grow
+        self.most: dict[Axis, int] = {}  # likewise where an axis is longer than this
         self._settle()
         if self._may_hold_rows():
             few = (a for a in self.tiles if a.extent.const is None and self.extent(a) <= ROW_POINTS)
@@ -174,10 +175,10 @@ class Arrangement:
                 item.staged = [*found, *(e for e in item.staged if e not in inside)]
 
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
-        """By how much an axis is longer than a task holds of it in full; None where none is."""
-        for a in self.bounded:
-            if symbols(a.extent) <= sizes.keys() and evaluate(a.extent, sizes) > ROW_POINTS:
-                return a.extent - (ROW_POINTS + 1)
+        """Return by how much an axis is longer than the kernel suits; None where none is."""
+        for a, most in (self.most | dict.fromkeys(self.bounded, ROW_POINTS)).items():
+            if symbols(a.extent) <= sizes.keys() and evaluate(a.extent, sizes) > most:
+                return a.extent - (most + 1)
         return None
 
     def recompute(self, name: str) -> None:

@@ -21,17 +21,19 @@ from lowtide.tile.block_arrangement import BlockArrangement
 from lowtide.tile.items import Item, rounds, updated_in_memory
 
 MOST_RESULTS = 1 << 14  # that a thread carries: 64 KiB more than in float32
+FEW_TILES = 8  # that are added up in float32 where only one was likely
 LEAST_TERMS = 512  # of a tile, where each addition is one of vectors in memory
 
 
 def accumulator_dtype(a: Arrangement, item: Item) -> DType:
-    """The dtype in which the sum goes on from tile to tile."""
+    """Return the dtype in which the sum goes on from tile to tile."""
     dtype = BY_NAME[item.d.dtype.compute]
     return f64 if dtype is f32 and rounds(item) and _is_long(a, item) else dtype
 
 
 def _is_long(a: Arrangement, item: Item) -> bool:
-    """Is it worth float64? Sums that other kernels compute, too, are, whatever these hold."""
+    """Return whether the sum is worth float64. Of a sum that other kernels compute, too, the answer
+    does not depend on likely sizes, which may differ there."""
     tiles = {t.axis: t.tile for t in a.grid} | a.tiles
     if isinstance(a, BlockArrangement) or tiles.keys().isdisjoint(item.over):
         return False
@@ -39,9 +41,25 @@ def _is_long(a: Arrangement, item: Item) -> bool:
         return False
     if item.name in a.alike:
         return True
+    if _is_in_one_tile(a, item):
+        return False
     whole = tiles if not a.per_thread(item.d) else {}
     kept = [whole.get(x) or a.extent(x) for x in own_axes(item.d) if x not in item.over]
     terms = [tiles.get(x) or x.extent.const or LEAST_TERMS for x in item.over]
     is_cheap = item.vector in item.over or updated_in_memory(item, a.all_items())
     is_cheap |= math.prod(terms) >= LEAST_TERMS
     return is_cheap and math.prod(kept) <= MOST_RESULTS
+
+
+def _is_in_one_tile(a: Arrangement, item: Item) -> bool:
+    """Return whether all terms of a sum along the lanes are likely to be in one tile. The kernels
+    are planned anew where that axis becomes much longer, so that the hints decide about speed
+    only."""
+    swept = [x for x in item.over if x in a.tiles]
+    if item.vector not in item.over or a.per_thread(item.d) or len(swept) != 1:
+        return False
+    (axis,) = swept
+    if a.extent(axis) > a.tiles[axis]:
+        return False
+    a.most[axis] = FEW_TILES * a.tiles[axis]
+    return True

@@ -18,7 +18,7 @@ from lowtide.texpr.sizes import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
 from lowtide.tile.items import along_lanes, cost, node_cost
-from lowtide.tile.parts import sum_in_parts
+from lowtide.tile.parts import sum_in_parts, summed_inside
 from lowtide.tile.target import Target
 
 # rows x vectors of a register tile, by how many accumulators there are room for; best first
@@ -61,7 +61,8 @@ def schedule(
 def _choose_parts(nest: Nest, kernel: Kernel) -> None:
     """Sets `parts` and `blocks`, so that no float sum in a register gets more than `TERMS` terms
     one after another, if it can be."""
-    over = {a for w in _sums(nest) if w.fn == "sum" and w.expr.dtype.is_float for a in w.over}
+    sums = [w for w in _sums(nest) if w.fn == "sum" and w.expr.dtype.is_float]
+    over = {a for w in sums if summed_inside(nest, w) for a in w.over}
     kept = [n for a, n in nest.unroll.items() if a not in over]
     has_blocks = math.prod(kept) * nest.vectors <= PARTED
     most, few = (TERMS, FEW) if has_blocks else (WHOLE_TERMS, FEW // 4)

@@ -39,6 +39,11 @@ def added(x, w):
     return x.new_zeros(9).index_add(0, (w[0] > 0).long() * 7, x.sum(1)[: w.shape[1]])
 
 
+def long_sums(x):
+    """Accumulators in float64."""
+    return x.exp().sum(0), x.exp().sum(1), (x * x).mean()
+
+
 @pytest.mark.parametrize("stage", interpreted.STAGES)
 @pytest.mark.parametrize(
     ("fn", "shapes"),
@@ -48,6 +53,7 @@ def added(x, w):
         (steps, [(40, 8), (8,)]),
         (norms, [(33, 35), (35, 300)]),
         (added, [(40, 33), (2, 40)]),
+        (long_sums, [(700, 70)]),
     ],
 )
 def test_each_stage_by_itself(stage: str, fn: Any, shapes: list[tuple[int, ...]]) -> None:

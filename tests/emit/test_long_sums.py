@@ -106,6 +106,15 @@ def test_sums_of_equal_terms(shape: tuple[int, ...], dims: tuple[int, ...], valu
     assert (got <= 4 * eager + 4 * torch.finfo(torch.float32).eps * truth).all()
 
 
+def test_a_sum_along_an_axis_that_grows() -> None:
+    """Kernels for few terms add up tiles in float32; many terms get others."""
+    fn = lt.script(sum_over)
+    for n in (64, 70, 3_000_000):
+        x = torch.full((3, n), 0.1)
+        truth = x.double().sum(1)
+        assert ((fn(x, (1,)) - truth).abs() <= 4 * torch.finfo(torch.float32).eps * truth).all()
+
+
 def sum_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return x.sum(dims)
 

@@ -113,9 +113,16 @@ def norms(x, y):
     return F.layer_norm(F.gelu(x @ y), (y.shape[1],)).bfloat16()
 
 
+def long_sums(x, w):
+    """Accumulators in float64."""
+    y = (x * w).exp()
+    return torch.cat([y.sum(0), y.sum(1), (x * x).mean()[None]])
+
+
 @pytest.mark.parametrize(
     ("fn", "shapes"),
     [
+        (long_sums, [(700, 70), (70,)]),
         (attention, [(2, 70, 16)] * 3),
         (recurrent, [(9, 4, 40), (4, 40), (40, 40)]),
         (norms, [(60, 50), (50, 300)]),
