@@ -259,8 +259,7 @@ class Arrangement:
         )
         if not pairs:
             tile = max(1, self.target.task_points // max(rest, 1))
-            if any(i.vector is main for i in self.all_items()):
-                tile = max(tile, 16 * self.lanes)
+            tile = max(tile, 16 * self.lanes if any(i.vector is main for i in items) else 1)
             if any(main in long_terms(i) for i in items):
                 tile = min(tile, SUM_TILE)
             sums = (i for i in items if main in long_terms(i) and updated_in_memory(i, items))
