@@ -210,6 +210,7 @@ class Driver:
         self.plan.shown.update((v, attribute(path)) for v, path in rows)
         self._first = self.plan.region(0)
         self._shared = Shared(function)
+        self._python: Callable[[Sequence[Any]], Any] | None = None  # the whole function, if plain
 
     def is_outdated(self) -> bool:
         """Return whether one of `leaves` has been subclassed, or an object outside has changed."""
@@ -232,6 +233,8 @@ class Driver:
     def _called(self, args: Sequence[Any]) -> Any:
         if (torch.is_grad_enabled() and self._shared.seen(args)) or not self._apart.are(args):
             return self.run_eager(args)
+        if self._python is not None:
+            return self._python(args)
         first = self._first
         if first is None or function_modes_on():
             return self._walk(args)
@@ -262,7 +265,11 @@ class Driver:
 
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
-        return _EXECUTOR.block(self.plan, env)[0]
+        (result,) = _EXECUTOR.block(self.plan, env)
+        if (found := self.plan.python.get(0)) is not None and found[1] == self.plan.last:
+            (value,) = self.function.block.terminator.operands
+            self._python = found[0].caller(self.function.params, value)
+        return result
 
 
 def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ...] | None]:

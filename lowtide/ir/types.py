@@ -333,13 +333,18 @@ _OF_PYTHON: dict[type, Type] = {
 }
 
 
+_LIST_OF_PYTHON: dict[type, Type] = {cls: ListType(type_) for cls, type_ in _OF_PYTHON.items()}
+
+
 def type_of(value: object) -> Type | None:
     """Return the type of a run-time value, as far down as it goes; None for what IR does not
     hold."""
+    if (found := _OF_PYTHON.get(type(value))) is not None:
+        return found
+    if type(value) is list:  # before the slow test for tensors
+        return _type_of_sequence(cast("list[object]", value))
     if isinstance(value, torch.Tensor):
         return TENSOR
-    if type(value) in _OF_PYTHON:
-        return _OF_PYTHON[type(value)]
     if isinstance(value, torch.Size):
         return ListType(INT)
     if isinstance(value, tuple | list):
@@ -358,8 +363,8 @@ def type_of(value: object) -> Type | None:
 def _type_of_sequence(value: Sequence[object]) -> Type | None:
     if isinstance(value, list) and len(classes := {*map(type, value)}) == 1:
         (class_,) = classes
-        if class_ in _OF_PYTHON:  # perhaps a long list of numbers
-            return ListType(_OF_PYTHON[class_])
+        if class_ in _LIST_OF_PYTHON:  # perhaps a long list of numbers
+            return _LIST_OF_PYTHON[class_]
     elems = [type_of(v) for v in value]
     known = [e for e in elems if e is not None]
     if len(known) != len(elems):
@@ -368,6 +373,8 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
         names = field_names(type(value))
         cls = python_objects.name_of(type(value)) if names else ""
         return TupleType(tuple(known), names, cls)
+    if known and all(e is known[0] for e in known):  # perhaps a matrix
+        return ListType(known[0])
     return ListType(join_all(dict.fromkeys(known)))
 
 

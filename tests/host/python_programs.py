@@ -266,7 +266,123 @@ def indexed_by_what_tolist_gave(x: torch.Tensor, y: torch.Tensor):
     return total, b
 
 
+def runs_over_what_tolist_gave(x: torch.Tensor, limit: float):
+    total, at = 0.0, -1
+    for k, v in enumerate(x.tolist()):
+        if v > limit:
+            break
+        total += v * k
+        at = k
+    else:
+        total = -1.0
+    xs = x.tolist()
+    for v in xs:
+        if v < 0:
+            continue
+        if v == limit:
+            return total, at
+        total += v
+        xs[0] = -5.0
+        total -= xs[0]
+    for row in [xs, xs]:
+        for v in row:
+            at += 1 if v > 0 else 0
+    return total, at, xs
+
+
+def reads_one_iterator_twice(x: torch.Tensor):
+    xs, n = x.tolist(), 0
+    for a in xs:
+        for b in xs:
+            n += 1 if a < b else 10
+        xs = [a]
+    return xs, n
+
+
+def adds_in_place(x: torch.Tensor, ys: list[int]):
+    total = x.tolist()
+    before = total
+    total += ys
+    other = total
+    other *= 2
+    count = 0
+    for v in before:
+        count += len(total) if v > 1 else 1
+    return total, before, other, count
+
+
+def tested_at_both_ends(n: int, m: int):
+    k, steps = n, 0
+    while k != 1 and k < 99:
+        k = k // 2 if k % 2 == 0 else 3 * k + 1
+        steps += 1
+    left = m
+    while left > 0:
+        left -= 3
+        if left == 4:
+            break
+        steps += left
+    else:
+        steps = -steps
+    while left + m > m:  # the second test differs
+        m, left = left, m - 5
+    xs = [n, m]
+    while len(xs) < 5:
+        xs = [*xs, len(xs)]
+    while xs[0] != 7:
+        xs[0] = 7
+    i = 1
+    while i < n:
+        i += i
+    return k, steps, left, m, xs, i
+
+
+def keeps_what_a_branch_leaves(s: str, n: int):
+    told = ""
+    for i in range(n):
+        s = s + str(i % 10)
+        t = s
+        if len(s) > 5:
+            s = s[2:] + t[:1]
+        elif len(s) > 4:
+            told += s
+        u = n - i
+        if u % 2 == 0:
+            u = u * 3
+        told += t[-1:] + str(u)
+    return s, told
+
+
+def breaks_in_branches(xs: list[int], limit: int):
+    total = 0
+    for x in xs:
+        big = x > limit
+        if big:
+            total += 100
+        else:
+            total += x
+        if big:
+            break
+    for x in xs:
+        big = x > limit
+        if not big:
+            total -= x
+        if big:
+            break
+        total *= 2
+    return total
+
+
 PROGRAMS = [
+    (
+        runs_over_what_tolist_gave,
+        [(torch.tensor(v), 2.0) for v in ([], [1.0, 3.0], [1.0, -1.0, 0.5], [-1.0, 2.0])],
+    ),
+    (reads_one_iterator_twice, [(torch.tensor(v),) for v in ([], [1], [3, 1, 2])]),
+    (adds_in_place, [(torch.tensor([1, 2]), [5]), (torch.tensor([3]), [])]),
+    (tested_at_both_ends, [(1, 0), (27, 9), (6, 10), (7, 7)]),
+    (keeps_what_a_branch_leaves, [("", 0), ("a", 9)]),
+    (breaks_in_branches, [([], 3), ([1, 2], 3), ([1, 4, 2], 3)]),
     (
         indexed_by_what_tolist_gave,
         [(torch.tensor([[1.0, 2.0], [-3.0, 4.0]]), torch.tensor(v)) for v in ([0, 1, 0], [], [1])],

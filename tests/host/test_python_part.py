@@ -148,3 +148,30 @@ def test_its_text(text: str, args: Any, expected: str) -> None:
     part.run(env)
     assert env[fn.block.terminator.operands[0]] == want
     assert part.text == expected
+
+
+HEADS = [
+    (
+        python_programs.runs_over_what_tolist_gave,
+        (torch.tensor([1.0, -1.0]), 2.0),
+        ["for k, v_3 in enumerate(v):", "if v_3 > limit:", "for v_3 in xs:", "total += v_3 * k"],
+    ),
+    (
+        python_programs.tested_at_both_ends,
+        (27, 9),
+        ["while (k != 1) and (k < 99):", "while left > 0:", "left = left - 3", "while i < n:"],
+    ),
+    (
+        python_programs.keeps_what_a_branch_leaves,
+        ("a", 9),
+        ["u = n - i\n        if (u % 2) == 0:\n            u = u * 3\n        told ="],
+    ),
+    (python_programs.lists, ([3, 1, 2],), ["xs[1:]", "xs[::(-1)]"]),
+]
+
+
+@pytest.mark.parametrize(("f", "args", "lines"), HEADS, ids=lambda x: getattr(x, "__name__", ""))
+def test_as_a_user_would_write_it(f: Any, args: Any, lines: list[str], texts: list[str]) -> None:
+    called(lt.script(f), args)
+    found = "\n".join(texts)
+    assert [line for line in lines if line not in found] == [], found

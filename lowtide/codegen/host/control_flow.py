@@ -11,14 +11,14 @@ In:  ops, and those of their values that the function returns. Out: the function
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lowtide.codegen.host.expressions import CALLED_BACK, NAME, NUMBERS, Expressions, Pending, bare
-from lowtide.ir import opdefs
-from lowtide.ir import types as t
-from lowtide.ir.core import Block, Op, Value, free_values, walk
+from lowtide.codegen.host.expressions import CALLED_BACK, NAME, Expressions, bare
+from lowtide.codegen.host.loop_heads import Head, LoopHeads
+from lowtide.ir.core import Block, Op, Value, free_values
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Arm:
     text: str = ""
 
 
-class Writer(Expressions):
+class Writer(LoopHeads):
     """See the module's text."""
 
     def function(self, inputs: Sequence[Value]) -> str:
@@ -45,14 +45,20 @@ class Writer(Expressions):
 
     def block_ops(self, ops: Sequence[Op]) -> None:
         for op in ops:
+            if op in self.in_heads:
+                continue
             self.at = op
             _WRITERS.get(op.name, Expressions.expression)(self, op)
 
     def if_(self, op: Op) -> None:
         condition = self.condition(op.operands[0])
         self.flush()
+        self.keep_variables(op)
         names = [self.name_of(result) for result in op.results]
+        replaced = dict(self.replaced)
+        self.replaced.update(self.shared.get(op, {}))
         arms = [self.arm(op, block, names) for block in op.blocks]
+        self.replaced = replaced
         yes, no = arms
         if yes.text and no.text and names[0] not in (yes.text, no.text):
             self.define(op, self.choice(op, condition, yes.text, no.text))
@@ -61,21 +67,37 @@ class Writer(Expressions):
             if arm.text and arm.text != names[0]:
                 arm.lines.append("    " * (self.depth + 1) + f"{names[0]} = {bare(arm.text)}")
                 arm.ops.append(op)
+        start = len(self.lines)
         if yes.lines or not no.lines:
-            self.latest_if = condition, len(self.lines)
             self.line(f"if {bare(condition)}:")
             self.add_arm(yes)
+        other = len(self.lines) if no.lines else None
         if no.lines:
             self.line("else:" if yes.lines else f"if not {condition}:")
             self.add_arm(no)
-            self.latest_if = None
+        self.latest_if = condition, start, other
 
-    def choice(self, op: Op, condition: str, yes: str, no: str) -> str:
-        if self.is_bool(op.operands[0]) and no == "False":
-            return f"({condition} and {yes})"
-        if self.is_bool(op.operands[0]) and yes == "True":
-            return f"({condition} or {no})"
-        return f"({yes} if {condition} else {no})"
+    def keep_variables(self, op: Op) -> None:
+        """Give a branch's result the variable of the value that one branch leaves as it is, if no
+        later op reads that value."""
+        place = self.uses.block_of[op]
+        ops = place.ops if isinstance(place, Block) else self.ops
+        later = ops[ops.index(op) + 1 :]
+        taken = Counter(self.names.values())
+        for k, result in enumerate(op.results):
+            if result in self.names:
+                continue
+            for block in op.blocks:
+                same = block.terminator.operands[k]
+                name = self.names.get(same, "")
+                is_here = same in self.uses.maker and self.uses.home[same] is place
+                if not is_here or same in self.constants or same in self.results:
+                    continue
+                if taken[name] == 1 and same not in free_values(later):
+                    taken[name] += 1
+                    self.called(result, name)
+                    self.shared.setdefault(op, {})[name] = same
+                    break
 
     def add_arm(self, arm: Arm) -> None:
         if not arm.lines:
@@ -142,6 +164,16 @@ class Writer(Expressions):
             init = maker.operands[2 + maker.results.index(value)]
             if self.ends_with(init, maker):
                 self.takes(block, init, name)
+        elif maker.name == "if":  # and the value that a branch leaves as it is
+            place = maker.results.index(value)
+            for arm in maker.blocks:
+                same = arm.terminator.operands[place]
+                later = block.ops[block.ops.index(maker) + 1 :]
+                if self.uses.home.get(same) is block and same not in free_values(later):
+                    self.takes(block, same, name)
+                    if self.names.get(same) == name:
+                        self.shared.setdefault(maker, {})[name] = same
+                    break
 
     def assign(self, names: Sequence[str], values: Sequence[Value]) -> None:
         """Emit one simultaneous assignment of the values to the variables."""
@@ -178,21 +210,21 @@ class Writer(Expressions):
             self.called(result, name)
         if self.pending and not self.pending[-1].reads.isdisjoint(self.names[a] for a in args):
             self.flush()  # before the carried variables are assigned
-        head, done = self.head(op)
+        head = self.head(op)
         self.flush()
         self.assign([self.names[a] for a in args], inits)
-        is_sure = self.constants.get(going) is True
+        is_sure = head.is_tested or self.constants.get(going) is True
         if not is_sure:
             self.line(f"if {self.text_of(going)}:")
             self.depth += 1
-        self.line(head)
+        self.line(head.text)
         self.depth += 1
         before = len(self.lines)
-        self.body(op, done)
+        self.body(op, head)
         if len(self.lines) == before:
             self.line("pass")
         self.depth -= 1 if is_sure else 2
-        self.comprehend(block, head, before)
+        self.comprehend(block, head.text, before)
 
     def comprehend(self, block: Block, head: str, start: int) -> None:
         """Write a loop that only appends to a new list as a list comprehension."""
@@ -210,28 +242,34 @@ class Writer(Expressions):
             self.at = last
             self.line(f"{name} = [{item} {head[:-1]}]")
 
-    def body(self, op: Op, done: Collection[Op]) -> None:
+    def body(self, op: Op, head: Head) -> None:
         (block,), inits = op.blocks, op.operands[2:]
         args = block.args[1:]
         condition, *values = block.terminator.operands
+        if head.is_tested:
+            condition = head.left
         outer = dict(self.replaced)
+        held = {} if head.same is None else {self.names[head.same]: head.same}
         for arg, value in zip(args, values, strict=True):
-            self.replaced[self.names[arg]] = arg
-            self.may_reuse(block, value, self.names[arg])
-        self.block_ops([op for op in block.ops[:-1] if op not in done])
+            name = self.names[arg]
+            self.replaced[name] = held.get(name, arg)
+            self.may_reuse(block, value, name)
+        self.block_ops([op for op in block.ops[:-1] if op not in head.done])
         self.at = block.terminator
         names = [self.names[a] for a in args]
         last = self.pending[-1] if self.pending else None
         text = ""
-        if last is not None and last.value is condition:
+        if last is not None and condition is not None and last.value is condition:
             self.flush(keep=1)
             assigned = [n for n, v in zip(names, values, strict=True) if self.names.get(v) != n]
             if last.reads.isdisjoint(assigned) and all(v in self.names for v in values):
                 text = self.condition(condition)
         self.assign(names, values)
-        if not text:
+        if not text and condition is not None:
             known = self.constants.get(condition)
             text = "" if known is True else self.text_of(condition)
+        if text and head.is_tested:
+            text = f"(not {text})"
         if text:
             flags = {
                 self.names[arg]
@@ -244,22 +282,53 @@ class Writer(Expressions):
     def break_unless(self, text: str, flags: Collection[str]) -> None:
         """Emit a conditional `break`. `flags`: variables that are False after it."""
         test = text[len("(not ") : -1] if text.startswith("(not ") else f"not {text}"
-        latest, self.latest_if = self.latest_if, None
-        if latest is None or latest[0] != test or test not in self.variables:
+        indent = "    " * self.depth
+        start = self.break_in_latest_if(test)
+        if start is None:
             start = len(self.lines)
             self.line(f"if {bare(test)}:")
-        else:
-            start = latest[1]
-            lines = self.lines[start:]
-            if any(line.lstrip().startswith(f"{test} =") for line in lines):
-                start = len(self.lines)
-                self.line(f"if {bare(test)}:")
-        self.line("break", self.depth + 1)
-        indent = "    " * self.depth
+            self.line("break", self.depth + 1)
+        self.latest_if = None
         before = self.lines[start - 1]
-        if test in flags and before.startswith(f"{indent}{test} = "):  # `if a == b: flag = True`
+        if not before.startswith(f"{indent}{test} = "):
+            return
+        if test in flags:  # `if a == b: flag = True`
             self.lines[start - 1] = f"{indent}if {before[len(indent) + len(test) + 3 :]}:"
             self.lines[start] = f"{indent}    {test} = True"
+        elif self.is_read_here_only(test):
+            self.lines[start - 1 : start + 1] = [
+                f"{indent}if {before[len(indent) + len(test) + 3 :]}:"
+            ]
+            del self.lines_of[start]
+
+    def break_in_latest_if(self, test: str) -> int | None:
+        """Let the branch that was printed last break, if it has this condition; return its line."""
+        if self.latest_if is None or self.latest_if[0] != test or test not in self.variables:
+            return None
+        _, start, other = self.latest_if
+        indent = "    " * self.depth
+        lines = self.lines[start:]
+        if lines[0][: len(indent) + 2] != f"{indent}if":
+            return None
+        if any(line.lstrip().startswith(f"{test} =") for line in lines):
+            return None
+        if other is None:
+            self.line("break", self.depth + 1)
+            return start
+        if other == start:  # `if not test: …`
+            self.lines[start] = f"{indent}if {test}:"
+            self.lines.insert(start + 1, f"{indent}    break")
+            self.lines_of.insert(start + 1, self.at)
+            other += 1
+        else:  # `else:`
+            self.lines[other] = f"{indent}    break"
+        self.lines[other + 1 :] = [line.removeprefix("    ") for line in self.lines[other + 1 :]]
+        return start
+
+    def is_read_here_only(self, name: str) -> bool:
+        """Return whether one value has this variable, for a branch and the loop's condition."""
+        (value, *others) = (v for v, found in self.names.items() if found == name)
+        return not others and self.uses.count[value] == 2
 
     def ends_with(self, value: Value, op: Op) -> bool:
         """Return whether the variable is dead after the op and unread in it, so that the op's
@@ -269,88 +338,11 @@ class Writer(Expressions):
         block = self.uses.block_of[op]
         return self.uses.home[value] is block and self.uses.count[value] == 1
 
-    def head(self, op: Op) -> tuple[str, list[Op]]:
-        """Return the loop's first line, and the ops of the body that this line already computes."""
-        trips, (block,) = op.operands[0], op.blocks
-        index = block.args[0]
-        is_used = self.uses.count[index] > 0
-        known = self.constants.get(trips)
-        if isinstance(known, int) and known >= opdefs.MAX_TRIPS and not is_used:
-            return "while True:", []
-        last = self.pending[-1] if self.pending else None
-        done: list[Op] = []
-        if last is not None and last.value is trips:
-            if last.op.name == "py.len" and (found := self.items(op, last, index, done)):
-                return found, done
-            if last.op.name == "py.range_len" and (found := self.steps(last, index, block, done)):
-                return found, done
-            self.pending.pop()
-            text = last.text
-        else:
-            (text,) = self.take([trips])
-        return f"for {self.name_of(index) if is_used else '_'} in range({bare(text)}):", done
-
-    def items(self, op: Op, length: Pending, index: Value, done: list[Op]) -> str:
-        """Return `for x in xs`, if the body begins with `xs[i]` and nothing mutates the list."""
-        (block,) = op.blocks
-        first, xs = next(x for x in block.ops if x.name != "const"), length.op.operands[0]
-        if first.name != "list.get" or first.operands != [xs, index]:
-            return ""
-        if xs.type != t.STR and not all(self.cannot_alias(x, xs, op) for x in walk(block)):
-            return ""
-        self.pending.pop()
-        done.append(first)
-        item = self.name_of(first.result)
-        if self.uses.count[index] == 1:
-            return f"for {item} in {length.operands[0]}:"
-        return f"for {self.name_of(index)}, {item} in enumerate({length.operands[0]}):"
-
-    def cannot_alias(self, op: Op, xs: Value, loop: Op) -> bool:
-        """Return whether an op in the loop mutates no list, or one that cannot alias `xs`: its
-        elements have another type, or it was made just before the loop or in it."""
-        if not opdefs.writes(op.name) or not op.name.startswith("list."):
-            return True
-        to = op.operands[0]
-        if isinstance(to.type, t.ListType) and isinstance(xs.type, t.ListType):
-            kinds = {*t.types_in(to.type), *t.types_in(xs.type)}
-            if to.type != xs.type and kinds <= {to.type, xs.type, *NUMBERS}:
-                return True
-        maker = self.uses.maker.get(to)
-        if maker is None or maker.name != "list.make":
-            return False
-        inner = list(walk(loop.blocks[0]))
-        if maker in inner:
-            return True
-        is_same_block = self.uses.block_of[maker] is self.uses.block_of[loop]
-        return is_same_block and self.uses.first_user[to] in inner
-
-    def steps(self, steps: Pending, index: Value, block: Block, done: list[Op]) -> str:
-        """Return `for i in range(start, stop, step)`, if the body begins with `i * step +
-        start`."""
-        start, _, step = steps.op.operands
-        at = index
-        ops = [op for op in block.ops if op.name != "const"]
-        for name, by, neutral in (("py.mul", step, 1), ("py.add", start, 0)):
-            known = self.constants.get(by)
-            if known == neutral and type(known) is int:
-                continue
-            op = ops[len(done)]
-            if op.name != name or op.operands != [at, by] or self.uses.count[at] != 1:
-                done.clear()
-                return ""
-            at = op.result
-            done.append(op)
-        self.pending.pop()
-        name = self.name_of(at) if self.uses.count[at] else "_"
-        texts = steps.operands
-        if self.constants.get(step) == 1:
-            texts = texts[1:2] if self.constants.get(start) == 0 else texts[:2]
-        return f"for {name} in range({', '.join(map(bare, texts))}):"
-
 
 _WRITERS: Final[dict[str, Callable[[Writer, Op], None]]] = {
     "const": Writer.const,
     "undef": Writer.undef,
+    "iter.of": Writer.iterator,
     "cast": Writer.cast,
     "use": Writer.use,
     "unpack": Writer.unpack,

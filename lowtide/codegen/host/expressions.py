@@ -37,7 +37,11 @@ _METHODS: Final = {
     *("list.pop", "list.index", "list.count", "dict.get", "dict.copy", "dict.pop", "dict.popitem"),
     *("dict.setdefault", "dict.update", "dict.clear"),
 }  # fmt: skip
-_SPELLED: Final = {"list.get", "list.slice", "dict.item", *_STATEMENTS, "py.contains"}
+_SPELLED: Final = {"list.get", "dict.item", *_STATEMENTS, "py.contains"}
+_AUGMENTED: Final = {
+    **{f"operator.i{name.removeprefix('py.')}": f"{sign}=" for name, sign in INFIX.items()},
+    "operator.imatmul": "@=",
+}
 GIVES_BOOL: Final = {
     *("py.lt", "py.le", "py.gt", "py.ge", "py.eq", "py.ne", "py.is", "py.is_not", "py.not"),
     *("py.contains", "py.bool"),
@@ -123,6 +127,12 @@ def _f_string(template: str, texts: Sequence[str]) -> str:
     return "" if rest else f"f'{found}'"
 
 
+def _slice(texts: Sequence[str]) -> str:
+    """Return the text of a slice: `1:` for start 1, and stop and step None."""
+    start, stop, step = ("" if text == "None" else text for text in texts)
+    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+
 def bare(text: str) -> str:
     """Strip the outer parentheses of an expression."""
     if text[:1] != "(" or text == "()":
@@ -158,9 +168,12 @@ class Expressions:
         self.pending: list[Pending] = []
         self.lines: list[str] = []
         self.lines_of: list[Op] = []
+        self.in_heads: set[Op] = set()  # printed by the first line of a loop
+        self.shared: dict[Op, dict[str, Value]] = {}  # of an `if`: what its variables hold before
         self.depth = 1
         self.at = ops[0]
-        self.latest_if: tuple[str, int] | None = None  # its condition and line, if it ends the text
+        # of an `if` that ends the text: its condition, its line, and the line of its `else`
+        self.latest_if: tuple[str, int, int | None] | None = None
 
     # -- lines and names --
 
@@ -256,7 +269,7 @@ class Expressions:
         """Record the value of an op, as pending or as a variable."""
         value = op.result
         count = self.uses.count[value]
-        if count == 1 and self.uses.user_block[value] is self.uses.home[value]:
+        if count == 1 and self._may_be_inlined(op):
             operands = tuple(operands)
             reads = self.reads([text])
             made = Pending(value=value, op=op, text=text, operands=operands, reads=reads)
@@ -264,6 +277,15 @@ class Expressions:
             return
         self.flush()
         self.line(f"{self.name_of(value)} = {bare(text)}" if count else text)
+
+    def _may_be_inlined(self, op: Op) -> bool:
+        """Return whether the only use is in the same block, and on the same line or by control
+        flow."""
+        value = op.result
+        if self.uses.user_block[value] is not self.uses.home[value]:
+            return False
+        user = self.uses.first_user[value]
+        return user.loc.line == op.loc.line or user.name in ("if", "loop", "yield")
 
     # -- ops --
 
@@ -274,6 +296,8 @@ class Expressions:
         else:
             texts = self.take(op.operands, _ORDER.get(op.name))
             text = self.spelled(op, texts)
+        if op.name == "mutate" and "spec" not in op.attrs and self.augmented(op, texts):
+            return
         if op.name in _STATEMENTS:
             self.flush()
             self.line(text)
@@ -282,11 +306,27 @@ class Expressions:
             return
         self.define(op, text, texts)
 
+    def augmented(self, op: Op, texts: Sequence[str]) -> bool:
+        """Print `x += y`, if the result has a variable that `y` does not read."""
+        sign = _AUGMENTED.get(str(op.attrs["target"]))
+        if sign is None or not self.uses.count[op.result]:
+            return False
+        name = self.name_of(op.result)
+        if name in self.reads(texts[1:]) or any(name in p.reads for p in self.pending):
+            return False
+        self.flush()
+        if texts[0] != name:
+            self.line(f"{name} = {bare(texts[0])}")
+        self.line(f"{name} {sign} {bare(texts[1])}")
+        return True
+
     def spelled(self, op: Op, texts: list[str]) -> str:
         if op.name in INFIX and not _is_identity_of_literal(op, texts):
             return f"({texts[0]} {INFIX[op.name]} {texts[1]})"
         if op.name in PREFIX:
             return f"({PREFIX[op.name]}{texts[0]})"
+        if op.name == "list.slice":
+            return f"{texts[0]}[{_slice(texts[1:])}]"
         if op.name in _SPELLED:
             form = FORMS[op.name].format(*texts)
             return f"({form})" if op.name == "py.contains" else form
@@ -294,7 +334,7 @@ class Expressions:
             return f"{texts[0]}.{op.name.partition('.')[2]}({', '.join(texts[1:])})"
         if op.name == "torch.getitem":
             is_slice = op.attrs["spec"][0] == "slice"  # type: ignore[index]
-            return f"{texts[0]}[{':'.join(texts[1:]) if is_slice else texts[1]}]"
+            return f"{texts[0]}[{_slice(texts[1:]) if is_slice else texts[1]}]"
         if op.name == "mutate":
             changes = set_item if "spec" in op.attrs else callable_of(str(op.attrs["target"]))
             return f"{self.callee(changes)}({', '.join(texts)})"

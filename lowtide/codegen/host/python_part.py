@@ -64,6 +64,24 @@ class PythonPart:
             raise
         env.update(zip(self.results, found, strict=True))
 
+    def caller(
+        self, params: Sequence[Value], result: Value
+    ) -> Callable[[Sequence[Any]], Any] | None:
+        """Return a function from the values of `params` to the result, None if the result is not
+        computed here."""
+        if result not in self.results or not set(self.inputs) <= set(params):
+            return None
+        places, at = [params.index(v) for v in self.inputs], self.results.index(result)
+
+        def call(values: Sequence[Any]) -> Any:
+            try:
+                return self._run(*[values[k] for k in places])[at]
+            except Exception as error:
+                self._locate(error)
+                raise
+
+        return call
+
     def _locate(self, error: Exception) -> None:
         trace = error.__traceback__
         while trace is not None:

@@ -279,7 +279,7 @@ class _Body:
 
     def loop(self, trips: Value) -> None:
         c = self.c
-        begin = self._first_test()
+        asked, begin = self._asks, self._first_test()
         if c.builder.constant(begin) is False:
             return
         names = self._carried()
@@ -302,7 +302,7 @@ class _Body:
             settled = (self.source_changes, len(self.unbound)) == known
             settled = settled and not c.builder.has_changed(mark)
             if joined == types and settled:
-                begin = self._first_test() if self._asks else begin
+                begin = self._first_test() if self._asks and not asked else begin
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
