@@ -4,8 +4,9 @@
     pytest --changed=HEAD~3       from another commit
     python -m tests.changed       what differs, and the files of tests, those that count first
 
-First come the tests that differ themselves and the text tests of the room; of the others a sample,
-half of it of tests that import a changed file themselves. A change has always the same sample.
+First come the tests that differ themselves and the text tests of the room. Of the others a sample
+is run: half of it from the folders that test the changed files (`_TESTED_IN`), a quarter from tests
+that import a changed file themselves. A change has always the same sample.
 """
 
 from __future__ import annotations
@@ -25,24 +26,50 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("lowtide", "tests", "benchmarks", "examples")
 SAMPLE = 200  # tests, beside those that come first
-_ALWAYS = ("tests/test_imports.py", "tests/house/test_house.py")
+ALWAYS = ("tests/test_imports.py", "tests/house/test_house.py")
 _HAS_TEXTS = re.compile(r"\bcases_of\(|\bgolden\(")
-# Rooms whose text tests lie in a folder of another name.
-_TESTED_IN = {"codegen": "emit", "tile": "emit", "vecmath": "emit", "api": "frontend"}
-# Files whose tests lie elsewhere than those of their room.
-_FILE_TESTED_IN = {
-    "lowtide/codegen/host": "tests/host",
-    "lowtide/specialise/near_constants.py": "tests/passes",
+# The folders of tests for the files below a path, where the name is not that of the room. The
+# longest path counts.
+_TESTED_IN = {
+    "api": ("frontend", "modules"),
+    "budget": ("memory",),
+    "codegen": ("emit", "run"),
+    "codegen/host": ("host",),
+    "codegen/triton": ("blocks",),
+    "compiler.py": ("pipeline", "run"),
+    "diagnostics": ("run",),
+    "execute": ("run",),
+    "execute/autograd_function.py": ("grad", "run"),
+    "execute/second_order.py": ("grad",),
+    "frontend/dynamo": ("dynamo",),
+    "frontend/script": ("frontend", "language"),
+    "frontend/torchscript": ("deploy/torchscript",),
+    "frontend/trace": ("trace",),
+    "memory/scopes": ("scopes",),
+    "opt.py": ("cli",),
+    "specialise": ("run", "ops"),
+    "specialise/lifting": ("loops",),
+    "specialise/near_constants.py": ("passes",),
+    "texpr/autodiff": ("texpr", "grad"),
+    "texpr/derivatives": ("texpr", "grad"),
+    "texpr/own_gradients": ("texpr", "grad"),
+    "texpr/partition": ("texpr", "loops"),
+    "tile": ("emit",),
+    "tools": ("cli",),
+    "tools/profiler": ("profiler",),
+    "torch_private": ("run",),
+    "vecmath": ("emit",),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Files of tests, as paths from the root: `first` are run as a whole; of `near` and `far` a
-    sample is, drawn by `seed`."""
+    """Files of tests, as paths from the root: `first` are run as a whole; of `home` (the folders
+    for the changed files), `near` and `far` a sample is, drawn by `seed`."""
 
     changed: tuple[str, ...]
     first: frozenset[str]
+    home: frozenset[str]
     near: frozenset[str]
     far: frozenset[str]
     seed: int
@@ -79,13 +106,15 @@ def choose(changed: Sequence[str]) -> Chosen:
             todo.append(user)
     if any(Path(n).name == "conftest.py" for n in changed):
         seen |= tests
-    first = {*_ALWAYS, *(n for path in changed for n in of_file(path, tests, paths))}
-    near = {n for n in tests & seen if not graph[n].isdisjoint(changed)} - first
+    first = {*ALWAYS, *(n for path in changed for n in of_file(path, tests, paths))}
+    home = {n for path in changed for n in tests if n.startswith(folders_of(path))} - first
+    near = {n for n in tests & seen if not graph[n].isdisjoint(changed)} - first - home
     return Chosen(
         changed=tuple(changed),
         first=frozenset(first & tests),
+        home=frozenset(home),
         near=frozenset(near),
-        far=frozenset(tests & seen - near - first),
+        far=frozenset(tests & seen - near - home - first),
         seed=zlib.crc32("\n".join(changed).encode()),
     )
 
@@ -96,12 +125,22 @@ def of_file(path: str, tests: set[str], paths: Mapping[str, Path]) -> Iterator[s
     if path in tests:
         yield path
     elif room in ("tests", "lowtide") and rest:
-        elsewhere = (f for p, f in _FILE_TESTED_IN.items() if path.startswith(p))
-        inside = Path(next(elsewhere, f"tests/{_TESTED_IN.get(rest[0], rest[0])}"))
-        of_room = (n for n in tests if Path(n).parent == inside)
+        inside = folders_of(path) or (f"tests/{rest[0]}/",)
+        of_room = (n for n in tests if n.startswith(inside))
         yield from (n for n in of_room if _HAS_TEXTS.search(paths[n].read_text(encoding="utf-8")))
     elif path.endswith(".md"):
         yield from (n for n in tests if n.startswith(("tests/docs/", "tests/test_readme")))
+
+
+def folders_of(path: str) -> tuple[str, ...]:
+    """Return the folders of tests for a file of the package, each with a slash at its end."""
+    room, *rest = Path(path).parts
+    if room != "lowtide" or not rest:
+        return ()
+    inside = "/".join(rest)
+    fitting = sorted((p for p in _TESTED_IN if inside.startswith(p)), key=len)
+    names = _TESTED_IN[fitting[-1]] if fitting else (rest[0],)
+    return tuple(f"tests/{name}/" for name in names)
 
 
 def imported(path: Path, paths: Mapping[str, Path]) -> Iterator[str]:
@@ -132,9 +171,10 @@ def sampled(items: Sequence[pytest.Item], choice: Chosen) -> list[pytest.Item]:
     """The tests that are run, in their order."""
     places = {i: Path(i.path).relative_to(ROOT).as_posix() for i in items}
     drawn = sorted(items, key=lambda i: zlib.crc32(i.nodeid.encode(), choice.seed))
-    near = [i for i in drawn if places[i] in choice.near][: SAMPLE // 2]
-    far = [i for i in drawn if places[i] in choice.far][: SAMPLE - len(near)]
-    taken = {*near, *far}
+    home = [i for i in drawn if places[i] in choice.home][: SAMPLE // 2]
+    near = [i for i in drawn if places[i] in choice.near][: (SAMPLE - len(home)) // 2]
+    far = [i for i in drawn if places[i] in choice.far][: SAMPLE - len(home) - len(near)]
+    taken = {*home, *near, *far}
     return [i for i in items if places[i] in choice.first or i in taken]
 
 
@@ -142,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__)
     parser.add_argument("since", nargs="?", default="main")
     found = chosen(parser.parse_args().since)
-    for title in ("changed", "first", "near", "far"):
+    for title in ("changed", "first", "home", "near", "far"):
         names = sorted(getattr(found, title))
         print(f"{title} {len(names)}", *names, sep="\n  ")
 

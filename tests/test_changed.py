@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.changed import choose
+from tests.changed import ALWAYS, ROOT, choose, folders_of
 
 
 def test_a_pass_asks_for_texts_first_and_for_what_imports_it() -> None:
     found = choose(["lowtide/passes/reroll.py"])
-    assert found.first == {"tests/passes/test_pass_texts.py", "tests/test_imports.py"}
-    assert "tests/passes/test_reroll.py" in found.near
+    assert found.first == {*ALWAYS, "tests/passes/test_pass_texts.py"}
+    assert "tests/passes/test_reroll.py" in found.home
     assert "tests/grad/test_no_grad.py" in found.far  # by `lowtide` itself
     assert "tests/language/test_language.py" in found.far
     assert found == choose(["lowtide/passes/reroll.py"])
@@ -20,6 +20,20 @@ def test_files_that_are_tested_elsewhere_than_their_room() -> None:
     assert (
         "tests/passes/test_pass_texts.py" in choose(["lowtide/specialise/near_constants.py"]).first
     )
+
+
+def test_the_folders_of_a_room_come_first_in_the_sample() -> None:
+    lifting = choose(["lowtide/specialise/lifting/stencils.py"])
+    assert "tests/loops/test_stencils.py" in lifting.home
+    assert not any(n.startswith("tests/run/") for n in lifting.home)
+    executor = choose(["lowtide/execute/executor.py"])
+    assert {n.rsplit("/", 1)[0] for n in executor.home} == {"tests/run"}
+
+
+def test_each_room_has_a_folder_of_tests() -> None:
+    files = [p.relative_to(ROOT).as_posix() for p in ROOT.glob("lowtide/*/*.py")]
+    folders = {folder for path in files for folder in folders_of(path)}
+    assert [f for f in folders if not any((ROOT / f).glob("test_*.py"))] == []
 
 
 def test_what_no_import_reaches_is_left_out() -> None:
