@@ -27,5 +27,5 @@ CACHED_FUNCTION: Final = "_lru_cache_wrapper"  # the class of what `functools.ca
 
 
 def free_after_fork(lock: Any) -> None:
-    """Nobody holds the lock, which a thread that the child does not have may have held."""
+    """Reset a lock in a forked child: its owner may not exist there."""
     lock._at_fork_reinit()

@@ -51,7 +51,7 @@ class Compiled(ABC):
     _has_warned = False
 
     def set_options(self, options: Options) -> None:
-        """From now on calls are as these ask for."""
+        """Set the options of later calls."""
         self.options = options
 
     def without_budget(self, why: str) -> None:

@@ -332,7 +332,7 @@ def _is_plain(made: Backward) -> bool:
 def _apart(program: Program, forward: Container[str]) -> tuple[Program, Mapping[str, str]]:
     """Return the Program with names that its own backward Program does not use. A value outside of
     the `forward` Program has no op: the gradient rule of an op does not hold for its gradient."""
-    # what is made of a definition later has a name that ends in something else
+    # names derived from a definition never end in `_`
     names = {n: f"d_{n}_" for n in program.defs}
     defs: dict[str, Def] = {
         names[n]: replace(

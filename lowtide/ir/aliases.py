@@ -27,7 +27,7 @@ from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 CHANGING: Final = ("mutate", "py.call", "py.call_method", "call_module")
 _FRESH: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "factory", "size")
 _VIEW_AT_TIMES: Final = ("torch.einsum",)  # "ij->ji"
-# of what has no record here, ops whose results never are views of an operand, nor it itself
+# ops without a record whose results never alias an operand
 _FRESH_CALLS: Final = frozenset(
     f"{space}.{name}{dims}d"
     for space in ("torch", "F")
@@ -41,7 +41,7 @@ _FRESH_CALLS: Final = frozenset(
 # of ops without a block, those that keep nothing: what they give is all that knows of an operand
 _STRUCTURE: Final = ("tuple.make", "tuple.get", "list.make", "list.get", "unpack", "cast", "use")
 _WRITE_ANOTHER: Final = ("F.embedding", "F.embedding_bag")  # max_norm: they scale their weight
-# what a block is given, and gives, is one operand, or result, each
+# block arguments match operands one to one, yields match results
 _IN_ORDER: Final = ("section", "recalled")
 Groups: TypeAlias = Callable[[Op], Iterator[Sequence[Value]]]
 _MODES: Final = ("set_grad_enabled", "set_autocast")  # for all that follows
@@ -199,7 +199,7 @@ def groups(op: Op) -> Iterator[Sequence[Value]]:
         for inner in op.blocks:
             yield from zip(op.operands, inner.args, strict=False)
             yield from zip(op.results, inner.terminator.operands, strict=False)
-        if op.name == "recalled":  # it gives what it is given
+        if op.name == "recalled":  # its result is its operand
             yield [*op.operands, *op.results]
     elif op.name == "loop":
         (body,) = op.blocks

@@ -61,7 +61,7 @@ LEFT: Final[Mapping[str, frozenset[str]]] = {
     "cpu": frozenset(f"{_LEFT} einsum".split()),
     "cuda": frozenset(f"{_LEFT} dot norm linalg.norm normalize pairwise_distance".split()),
 }
-# Only what is filled with a number is taken as it is; the operand that says with what.
+# Ops exempt from casting when they fill with a number, and the position of their mode.
 _MODE: Final[Mapping[str, int]] = {"pad": 2}
 
 

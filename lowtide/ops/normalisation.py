@@ -306,8 +306,7 @@ def lower_batch_norm(
     momentum: Any,
     eps: Any,
 ) -> Val:
-    """Each channel by its mean and variance, then weight and bias: in training those of the batch,
-    which the running ones come nearer to, else the running ones."""
+    """Batch norm. Training uses and records batch statistics; evaluation uses the running ones."""
     require_float(x)
     if not isinstance(training, bool):
         raise Unsupported("batch_norm whose training mode is known only at run time")

@@ -121,7 +121,7 @@ class Activity:
             )
         for d in list(self.builder.program.defs.values())[first:]:
             self.diff.add(d)
-            # of what is there, only what is read is scattered
+            # a scatter writes gradients only of the elements that are read
             if self.diff.scatters_terms(d, self.sizes):
                 raise Full("reads at places that the data name what the same region has made")
         return found

@@ -36,7 +36,7 @@ from lowtide.torch_private import torch_state
 from lowtide.torch_private.tensors import is_zero_tensor
 
 SMALL = 32  # sizes up to this are constants of the signature until a dim has had another one
-TINY = 1  # sizes up to this always are: what is 1 broadcasts, of what is 0 nothing can be read
+TINY = 1  # sizes up to this always are: a dim of size 1 broadcasts, one of size 0 has no elements
 
 LARGE = 1 << 40  # ints from here on are constants, so that products of symbols stay within 64 bits
 

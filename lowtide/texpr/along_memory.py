@@ -103,7 +103,7 @@ def _placed(
 
 
 def _lane_of_sum(d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]) -> _Lane | None:
-    """Two axes to be one in this sum, if all that it goes through lies side by side along them."""
+    """Return two summed axes that can be merged: every load is contiguous along both."""
     if e.fn not in SUMMED or e.dtype.name in ("bf16", "f16"):
         return None
     for load in ex.loads(e.body):

@@ -76,8 +76,8 @@ class Builder:
         self.loc: Loc = UNKNOWN_LOC
         self.op = ""
         self.records = False  # are gradients of these definitions wanted?
-        # May the same ops be computed again, by others that record gradients? Then what the library
-        # computes with gradients, it computes without them too, so that both are one value.
+        # True if a region that records gradients may recompute these ops; both then use the same
+        # library calls.
         self.is_again = False
         self.adds = False  # may kernels add at places that the data name?
         self.sums = set[str]()  # what was added to so: only the caller reads it

@@ -87,8 +87,7 @@ def _live(
 
 
 def _never_read(program: Program) -> Callable[[Expr], Expr] | None:
-    """Takes out what is read of tensors without elements: it stands under conditions that never
-    hold, but on vectors both sides of those are computed, and there is no memory to read."""
+    """Replace loads from empty tensors by 0. Vector code evaluates both sides of a select."""
     shapes = {n: v.shape for n, v in (*program.inputs.items(), *program.defs.items())}
     empty = {name for name, shape in shapes.items() if any(size.const == 0 for size in shape)}
 

@@ -37,7 +37,7 @@ CENTRED: Final = frozenset({
     "var", "var.unbiased", "var_mean", "var_mean.unbiased", "std", "std.unbiased", "std_mean",
     "std_mean.unbiased", "layer_norm", "group_norm", "instance_norm", "batch_norm",
 })  # fmt: skip
-# of equal extremes the one whose index is returned gets everything; else they share it
+# ties: `max.dim` sends the gradient to the returned index; other reductions divide it
 INDEXED: Final = frozenset({"max.dim", "min.dim"})
 DETACHED: Final = frozenset({"detach"})
 

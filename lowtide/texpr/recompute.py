@@ -76,7 +76,7 @@ class Pairs:
 def _operations(
     e: Expr, known: Mapping[str, Mapping[str, float]], hints: Mapping[str, int]
 ) -> float:
-    """Of one element, those of large values outside of sums left out."""
+    """Return the operations per element, without those of large values outside sums."""
     if isinstance(e, Reduce):
         terms = math.prod(likely(a.extent, hints) for a in e.axes)
         inner = sum(_needed(ex.loads(e.body), known).values())

@@ -34,7 +34,7 @@ from lowtide.tile.shapes import Tiles, shape_of
 from lowtide.tile.target import BLOCK_CHOICES, BlockSizes
 
 LANES = 32  # threads that read side by side
-LAUNCH_NS = 10_000  # of a step's kernel that cannot go through the steps by itself
+LAUNCH_NS = 10_000  # per step, if the kernel cannot loop over steps
 PLAIN, PAIR, PRODUCT = "plain", "pair", "product"
 VARIED = {  # which sizes have a say in the blocks of an item, what is most work first
     PRODUCT: ("product_rows", "product_columns", "product_steps", "stages"),

@@ -29,7 +29,7 @@ from lowtide.tile.axes import sources
 def rescaled(
     reductions: Mapping[str, Def], sweeps: Callable[[Def], Hashable | None]
 ) -> dict[str, str]:
-    """Sum → maximum, for the sums that can follow it within the same `sweeps`."""
+    """Return, for each sum that can share its maximum's sweep, the maximum's name."""
     found: dict[str, str] = {}
     for name, d in reductions.items():
         assert isinstance(d.expr, Reduce)

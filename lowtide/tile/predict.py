@@ -37,7 +37,7 @@ BEGIN_CLOCKS = 1500  # until a program has begun, and what it stores is on its w
 LEAST_WARPS = 4  # one for each scheduler of a multiprocessor
 ALL_WARPS = 8  # with so many no scheduler waits for a result
 GROUP_WARPS, GROUP_ROWS = 4, 64  # of a product that reads its sides where they lie (see `groups`)
-SMALL_TIMES = 2  # how much longer one that is smaller takes there
+SMALL_TIMES = 2  # slowdown of a product with fewer rows than GROUP_ROWS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ def _product_clocks(p: Product, gpu: Gpu, threads: int) -> float:
     if is_by_units(p, gpu):
         grouped = gpu.groups and threads >= GROUP_WARPS * WARP and p.rows >= GROUP_ROWS
         teams = threads / WARP / (GROUP_WARPS if grouped else 1)
-        side = math.sqrt(p.rows * p.columns / teams)  # of what a warp has, or a group of them
+        side = math.sqrt(p.rows * p.columns / teams)  # of the tile of one warp or group
         read = teams * 2 * side * p.over * 2 / SHARED_RATE
         slower = SMALL_TIMES if gpu.groups and not grouped else 1
         return max(slower * fmas / gpu.halves, read) + stored

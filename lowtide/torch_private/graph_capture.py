@@ -219,8 +219,7 @@ def first_graph(
 
 @contextmanager
 def _nothing_known() -> Generator[None]:
-    """Inside, the capture does not know the sizes that it has met, so that all are numbers, nor
-    keeps in mind those that it meets."""
+    """Disable Dynamo's record of seen sizes: inside, every size is static and none is recorded."""
     import torch._dynamo.pgo as pgo
 
     known: Any = pgo
