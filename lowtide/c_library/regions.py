@@ -30,7 +30,7 @@ from lowtide.c_library.values import (
     c_int,
     c_real,
 )
-from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.executable import Executable, compile_program
 from lowtide.codegen.host import region as host
 from lowtide.codegen.host.c_driver import CDriver, NotPrinted, Piece, c_name

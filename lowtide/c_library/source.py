@@ -23,7 +23,7 @@ from lowtide.c_library.gather import Argument, Entry, Kept
 from lowtide.c_library.regions import MOST_THREADS, KernelTexts
 from lowtide.c_library.values import c_real
 from lowtide.c_library.weights import Table
-from lowtide.codegen.c.c_index import HELPERS, c_index
+from lowtide.codegen.c.c_names import HELPERS, c_index
 from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
 from lowtide.ir.dtypes import from_torch
 from lowtide.runtime import abi

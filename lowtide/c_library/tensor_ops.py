@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 
 from lowtide.c_library.numbers import Numbers
 from lowtide.c_library.values import Again, Frame, Refused, Tensor, c_int, is_int
-from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import c_index
 from lowtide.ir import dtypes
 from lowtide.ir.core import Op
 from lowtide.ir.dtypes import DType

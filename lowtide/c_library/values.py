@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host.c_driver import Piece
 from lowtide.errors import Loc
 from lowtide.ir.dtypes import DType

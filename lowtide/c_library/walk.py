@@ -43,7 +43,7 @@ from lowtide.c_library.values import (
     is_int,
     tensors_in,
 )
-from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host import region as host
 from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan

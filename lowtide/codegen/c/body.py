@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from lowtide.codegen.c import pointwise as pw
-from lowtide.codegen.c.c_index import c_index
-from lowtide.codegen.c.c_names import Names, buffer_place, number
+from lowtide.codegen.c.c_names import Names, buffer_place, c_index, number
 from lowtide.ir.dtypes import HALVES, DType, boolean, f32
 from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import AddAt, Apply, At, Cast, Const, Expr, Load, Scalar, Select

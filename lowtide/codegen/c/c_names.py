@@ -1,9 +1,10 @@
-"""The C names of a kernel's axes, buffers and numbers.
+"""The C text of a kernel's axes, buffers, numbers and index polynomials.
 
 In:  records of the tile program. Out: C names and lvalues, equal in all nests of a kernel.
 
     element (i, k) of buffer a      s_a[(l_i) * e_a_last + l_k]
     1.5 as f32                      (float)0x1.8000000000000p+0
+    index (i + 1) // 2              (((b_i + l_i) + 1) / (2)); lt_floordiv(…) if perhaps negative
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lowtide.codegen.index_text import index_text
 from lowtide.ir.dtypes import DType
-from lowtide.texpr.index import Axis, Index
+from lowtide.texpr.index import Axis, Gather, Index
 from lowtide.tile.ir import Buffer
 
 
@@ -82,3 +84,26 @@ def number(value: float | int | bool, t: str) -> str:
     if t == "i64" and int(value) == -(1 << 63):
         return "(-0x7fffffffffffffffLL - 1)"
     return f"{int(value)}LL" if t == "i64" else f"({int(value)})"
+
+
+HELPERS = """\
+LT_INLINE int64_t lt_floordiv(int64_t a, int64_t b) { int64_t q = a / b; return q - (q * b > a); }
+LT_INLINE int64_t lt_mod(int64_t a, int64_t b) { return a - lt_floordiv(a, b) * b; }
+LT_INLINE int64_t lt_clamp(int64_t a, int64_t n) { return a < 0 || n < 1 ? 0 : a < n ? a : n - 1; }
+/* a - start, clamped to [-1, 64]: no vector has more than 64 lanes */
+LT_INLINE int32_t lt_lane(int64_t a, int64_t start) {
+  uint64_t d = (uint64_t)a - (uint64_t)start;
+  return a < start ? -1 : d < 64 ? (int32_t)d : 64;
+}
+LT_INLINE int64_t lt_min(int64_t a, int64_t b) { return a < b ? a : b; }
+LT_INLINE int64_t lt_max(int64_t a, int64_t b) { return a > b ? a : b; }
+"""
+
+
+def c_index(
+    index: Index,
+    coordinate: Callable[[Axis], str] | None = None,
+    gathered: Callable[[Gather], str] | None = None,
+) -> str:
+    """Return the polynomial as C; a size is the variable `z_name`."""
+    return index_text(index, "/", coordinate, gathered)

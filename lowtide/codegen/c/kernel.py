@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lowtide.codegen.c import pointwise as pw
-from lowtide.codegen.c.c_index import c_index
-from lowtide.codegen.c.c_names import Names, buffer_place, number
+from lowtide.codegen.c.c_names import Names, buffer_place, c_index, number
 from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.reduce import ARG
 from lowtide.codegen.c.transpose import transposed_lines

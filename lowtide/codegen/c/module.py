@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lowtide.codegen.c.c_index import HELPERS
+from lowtide.codegen.c.c_names import HELPERS
 from lowtide.codegen.c.kernel import KernelText
 from lowtide.codegen.c.pointwise import FLOORDIV
 from lowtide.codegen.c.reduce import arg_fold

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lowtide.codegen.c.c_index import c_index
-from lowtide.codegen.c.c_names import Names, buffer_place
+from lowtide.codegen.c.c_names import Names, buffer_place, c_index
 from lowtide.codegen.c.pointwise import MEMORY
 from lowtide.texpr.expr import Load
 from lowtide.texpr.index import Axis

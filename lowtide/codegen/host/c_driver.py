@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowtide.codegen.c.c_index import c_index
+from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host.program import (
     BEGUN,
     Dense,

@@ -150,8 +150,8 @@ class LoopHeads(Expressions):
         return self.constants.get(value)
 
     def ending(self, block: Block) -> tuple[Value | None, Value, list[Op]]:
-        """Return the value that is true where the step left the loop, the test for one more step
-        after it, and the ops of the step's end that compute no more than these."""
+        """Return the parts of a step's end: the value that is true where the step left the loop,
+        the test for one more step, and the ops that compute only these."""
         test = block.terminator.operands[0]
         left: Value | None = None
         found: list[Op] = []

@@ -32,7 +32,8 @@ def page() -> str:
 
 def wrapped(text: str) -> str:
     """Return Markdown with lines of prose of at most 100 columns; tables and code stay."""
-    lines, is_code = [], False
+    lines: list[str] = []
+    is_code = False
     rest = text.split("\n")
     while rest:
         line = rest.pop(0)
