@@ -93,11 +93,12 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 
 
 def state_after(f: Callable[[Tensor], Tensor], part: nn.Module) -> list[Any]:
-    """Two steps: results, gradients, buffers and the random state."""
+    """Two steps: results, gradients, buffers and the random state. In float64: a batch of five has
+    small variances, by which batch norm's gradients are rounded more than a tolerance allows."""
     torch.manual_seed(0)
     found: list[Any] = []
     for _ in range(2):
-        x = torch.rand(5, 6, requires_grad=True)
+        x = torch.rand(5, 6, dtype=torch.float64, requires_grad=True)
         y = f(x)
         (y * y.detach().cos()).sum().backward()
         found += [y.detach(), x.grad]
@@ -112,7 +113,7 @@ def state_after(f: Callable[[Tensor], Tensor], part: nn.Module) -> list[Any]:
 def test_as_in_eager_mode(name: str, where: str, reentrant: bool, front: Any) -> None:
     torch.compiler.reset()
     torch.manual_seed(1)
-    part = PARTS[name]()
+    part = PARTS[name]().double()
     mine = copy.deepcopy(part)
     expected = state_after(Inside(part, reentrant), part)
     if where == "around":
