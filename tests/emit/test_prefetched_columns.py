@@ -26,6 +26,19 @@ def inner_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y.sum(1)  # 256 bytes a step
 
 
+def with_bias(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.exp(x + b)
+    return y, y.sum(0)
+
+
+def test_what_no_step_moves_is_not_prefetched() -> None:
+    x, b = torch.rand(200, 2560), torch.rand(2560)
+    c = lt.script(with_bias).stages(x, b)[-1][1]
+    far = [line for line in c.splitlines() if "__builtin_prefetch" in line]
+    assert far
+    assert not any("p_x1" in line or "p_b" in line for line in far)
+
+
 @pytest.mark.parametrize(("fn", "is_far"), [(columns, True), (rows, False), (inner_columns, False)])
 def test_far_steps_are_prefetched(fn: Callable[[Tensor], object], is_far: bool) -> None:
     x = torch.rand(200, 2560)

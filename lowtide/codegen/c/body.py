@@ -357,7 +357,7 @@ class Body:
         if a is None or a is self.nest.vector:
             return
         step = stride_along(offset, a)
-        if step is None or (step.const or FAR_BYTES) * dtype.itemsize < FAR_BYTES:
+        if step is None or (step.const is not None and step.const * dtype.itemsize < FAR_BYTES):
             return
         line = f"__builtin_prefetch({base} + {AHEAD} * ({c_index(step)}));"
         before = self.scopes[len(self.order)].before
