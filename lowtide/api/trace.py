@@ -16,10 +16,10 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -156,6 +156,13 @@ def _trace_methods(
     tolerance: float | None,
     options: Options,
 ) -> TracedModule:
+    parts = cast("Iterable[tuple[str, object]]", module.named_modules())
+    for path, part in parts:
+        if any(vars(part).get(kind) for kind in ("_backward_hooks", "_backward_pre_hooks")):
+            raise CompileError(
+                f"{path or 'the module'} has a backward hook, which lt.trace cannot record",
+                remedy="lt.script(module), or a module without the hook",
+            )
     known: torch.nn.Module | None = members(module, "_modules").get(CONSTANTS)
     constants = Constants(list(known.buffers()) if known is not None else [])
     recordings = {

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from torch.nn.modules._functions import BackwardHookFunction
+
 from lowtide.frontend.trace.encode import encode, is_encodable, plain
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
@@ -44,6 +46,9 @@ def warn_of_backward(recorder: Recorder, cls: type) -> None:
 def record_apply(recorder: Recorder, cls: Any, args: Sequence[Any], run: Callable[..., Any]) -> Any:
     """Record `cls.apply(*args)`. `run` computes it, unrecorded."""
     place = here(recorder.stop)
+    if cls is BackwardHookFunction:
+        what, remedy = "a module's backward hook is not recorded", "lt.script(module), or no hook"
+        raise recorder.error(place, what, remedy)
     kept = {k: a for k, a in enumerate(args) if not is_encodable(a)}
     if any(map(_holds_tensors, kept.values())):
         what = f"a function that {cls.__name__}.apply is given holds a tensor of the traced run"
