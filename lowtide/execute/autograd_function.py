@@ -334,7 +334,7 @@ class Region(FunctionBase):
         r = call.recorder
         g = r.gradient
         if len(g.parts) < 2:
-            kept: Sequence[Tensor] = ctx.saved_tensors
+            kept: Sequence[Tensor] = ctx.saved_tensors if r.kept or r.saved or r.shared else ()
         else:
             shared = [name for name, _ in r.shared]
             kept, call.left = saved_for(

@@ -412,3 +412,15 @@ def test_norms_of_order_0_require_a_gradient_as_in_eager_mode() -> None:
         )
         assert (mine is None) == (want is None)
         assert mine is None or torch.equal(mine, want)
+
+
+def test_a_second_backward_pass_where_nothing_is_saved() -> None:
+    def total(x: Tensor):
+        return x.sum()
+
+    x = leaf(3)
+    y = lt.script(total)(x)
+    y.backward()
+    y.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
