@@ -47,11 +47,19 @@ def of_sizes(x):
     return x[[0, n - 1]], x[[[0, n - 1], [n - 2, 1]]]
 
 
+def empty(x):
+    return x[[]], x[:, []], x[[[]]], x[[], []], x[range(0)]
+
+
+def floats(x):
+    return x[[1.0, 0.0]], x[[1.7]]
+
+
 def check(compiled: Callable[..., Any], fn: Callable[..., Any], *args: Any) -> None:
     torch.testing.assert_close(compiled(*args), fn(*args), rtol=0, atol=0)
 
 
-PROGRAMS = [pairs, one_list, slices, tensors, masks, written, of_sizes]
+PROGRAMS = [pairs, one_list, slices, tensors, masks, written, of_sizes, empty, floats]
 
 
 @pytest.mark.parametrize("fn", PROGRAMS)
@@ -69,4 +77,13 @@ def test_a_list_of_ints_that_is_an_argument() -> None:
 
     compiled = lt.compile(picked)
     for at in ([0, 2], [1, 3], [2, 3]):
+        check(compiled, picked, torch.rand(5, 5), at)
+
+
+def test_a_list_that_is_empty_at_a_later_call() -> None:
+    def picked(x, at):
+        return x[at], x[:, at]
+
+    compiled = lt.compile(picked)
+    for at in ([0, 2], [], [1]):
         check(compiled, picked, torch.rand(5, 5), at)

@@ -218,8 +218,15 @@ def _item(known: Known, item: Any) -> tuple[str, list[Value]]:
     if isinstance(item, int):
         return "int", [encode(known, item)]
     if isinstance(item, list | range | np.ndarray) and not has_traced(known, item):
-        return "tensor", [known.data(torch.as_tensor(item))]
+        return "tensor", [known.data(_index_tensor(item))]
     return "tensor", [encode(known, item)]
+
+
+def _index_tensor(item: Any) -> torch.Tensor:
+    """Return the tensor that PyTorch makes of a list or array as an index: of bools, bytes or
+    int64. So an empty list selects nothing, and `x[[1.0]]` is `x[[1]]`."""
+    made = torch.as_tensor(item)
+    return made if made.dtype in (torch.bool, torch.uint8) else made.long()
 
 
 def has_traced(known: Known, x: Any) -> bool:
