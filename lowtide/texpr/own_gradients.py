@@ -86,6 +86,29 @@ def _cross_entropy(e: Expr, g: F) -> Parts | None:
     return (x.e, g * (x - y) / spread), (y.e, g * ((1 - x).fn("log") - F(log)))
 
 
+def _cross_entropy_of_logits(e: Expr, g: F) -> Parts | None:
+    """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)). By the chain rule the slope of x, which is
+    sigmoid(x) - y without p, would be the difference of 1 and of nearly 1 at x = -10 and y = 0."""
+    whole = _applied(e, "add")
+    straight = _applied(whole.args[0], "mul") if whole is not None else None
+    rest = _applied(straight.args[0], "sub") if straight is not None else None
+    if whole is None or straight is None or rest is None:
+        return None
+    x, y, bend = F(straight.args[1]), F(rest.args[1]), whole.args[1]
+    share = x.fn("sigmoid")
+    weighted = _applied(bend, "mul")
+    if weighted is None:
+        return (x.e, g * (share - y)), (y.e, g * -x)
+    more = weighted.args[0]  # 1 + (p - 1) y
+    product = _applied(more.args[1], "mul") if isinstance(more, Apply) else None
+    less = _applied(product.args[0], "sub") if product is not None else None
+    if less is None:
+        return None
+    p, softplus = F(less.args[0]), F(weighted.args[1])
+    slope = (p * y + 1 - y) * share - p * y
+    return (x.e, g * slope), (y.e, g * ((p - 1) * softplus - x)), (p.e, g * y * softplus)
+
+
 def _mean_of_numbers(e: Expr, g: F) -> Parts | None:
     """Return `nanmean`'s cotangents of its numbers: g for an element that is not NaN, else 0 *
     g."""
@@ -117,6 +140,7 @@ RULES: Final[dict[str, Callable[[Expr, F], Parts | None]]] = {
     "kl_div": _xlogy,  # of the target with itself
     "logit": _logit,
     "binary_cross_entropy": _cross_entropy,
+    "binary_cross_entropy_with_logits": _cross_entropy_of_logits,
     "nanmean": _mean_of_numbers,
     "nan_to_num": _nan_to_num,
 }

@@ -200,6 +200,24 @@ def test_small_slopes_keep_their_digits(name: str) -> None:
     torch.testing.assert_close(got, want, rtol=1e-12, atol=0.0)
 
 
+def of_logits(x: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, torch.zeros_like(x))
+
+
+def of_weighted_logits(x: Tensor) -> Tensor:
+    y, p = (x > -25.0).to(x.dtype) * 0.3, torch.tensor([2.0, 0.5, 3.0, 1.5], dtype=x.dtype)
+    return F.binary_cross_entropy_with_logits(x, y, y + 1, pos_weight=p, reduction="sum")
+
+
+@pytest.mark.parametrize("fn", [of_logits, of_weighted_logits], ids=lambda fn: fn.__name__)
+def test_confident_logits_keep_their_digits(fn: Callable[[Tensor], Tensor]) -> None:
+    """The slope at -30 is sigmoid(-30), not the difference of 1 and of nearly 1."""
+    x = torch.tensor([-30.0, -40.0, 3.0, -26.0], dtype=F64, requires_grad=True)
+    (want,) = torch.autograd.grad(fn(x), x)
+    (got,) = torch.autograd.grad(lt.script(fn)(x), x)
+    torch.testing.assert_close(got, want, rtol=1e-13, atol=0.0)
+
+
 def not_finite(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 1.0, -1.0) * x
 
