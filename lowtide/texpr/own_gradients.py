@@ -6,8 +6,8 @@ is not the op's formula, and the chain rule applies.
     hypot(x, y) = big * sqrt(1 + (small / big)**2)     x: g * (x / r), y: g * (y / r)
     logit(x) = log(v / (1 - v))                        v: g / (v * (1 - v)), x what v gives it
 
-At infinity, 0 and NaN these give PyTorch's values, where the chain rule would divide by 0, and
-keep digits that it would lose in a difference.
+At infinity, 0 and NaN these give PyTorch's values, where the chain rule would divide by 0.
+They keep digits that it would lose in a difference.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _cross_entropy(e: Expr, g: F) -> Parts | None:
 
 
 def _cross_entropy_of_logits(e: Expr, g: F) -> Parts | None:
-    """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)). By the chain rule the slope of x, which is
-    sigmoid(x) - y without p, would be the difference of 1 and of nearly 1 at x = -10 and y = 0."""
+    """(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x)). Without p the slope of x is sigmoid(x) - y. By
+    the chain rule it would be 1 less nearly 1 at x = -10 and y = 0."""
     whole = _applied(e, "add")
     straight = _applied(whole.args[0], "mul") if whole is not None else None
     rest = _applied(straight.args[0], "sub") if straight is not None else None
