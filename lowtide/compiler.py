@@ -38,6 +38,7 @@ from lowtide.passes.grown_lists import grow_in_place
 from lowtide.passes.inline_no_grad import inline_no_grad
 from lowtide.passes.last_items import carry_last_items
 from lowtide.passes.last_steps import peel_last_steps
+from lowtide.passes.list_reads import share_list_reads
 from lowtide.passes.localize_sizes import localize_sizes
 from lowtide.passes.masked_sums import sum_masked
 from lowtide.passes.private_writes import make_private_writes_plain
@@ -94,7 +95,8 @@ SIMPLIFY: tuple[Pass, ...] = (
     eliminate_common_subexpressions,
     peel_last_steps,  # `n - 1` is one value now
     eliminate_dead_code,
-    localize_sizes,  # last: CSE would merge the copies that it makes
+    localize_sizes,  # CSE would merge the copies that it makes
+    share_list_reads,  # after the passes that know reads of lists by their form
 )
 WRITTEN: tuple[Pass, ...] = (keep_what_raises,)  # before them, of a program as it was written
 REROLL: tuple[Pass, ...] = (make_private_writes_plain, reroll)  # instead, of a trace

@@ -183,6 +183,11 @@ class ScriptFunction(TorchJitMembers):
         """Return the program for the types of these arguments, built if need be; raises
         CompileError."""
         types = tuple(map(self._type_of, self._signature.parameters, args))
+        kinds = tuple(map(type, args))
+        are_plain = _SCALAR_TYPES.issuperset(kinds)  # their classes tell the types
+        driver = self._drivers.get(types)
+        if driver is not None and not are_plain and not driver.is_outdated():
+            return driver
         with self._lock:
             driver = self._drivers.get(types)
             if driver is None or driver.is_outdated():
@@ -201,8 +206,7 @@ class ScriptFunction(TorchJitMembers):
                 note_program(self._count, self.__name__, assumed, driver.differences, warn)
                 if function.captures:
                     driver.captured = Reader(torch.nn.Module(), function.captures, ()).read
-            kinds = tuple(map(type, args))
-            if _SCALAR_TYPES.issuperset(kinds) and not driver.leaves:
+            if are_plain and not driver.leaves:
                 self._plain_drivers[kinds] = driver
             return driver
 

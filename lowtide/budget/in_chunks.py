@@ -89,10 +89,10 @@ class ChunkedDriver(PlannedDriver[Driver]):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """Return the driver for these arguments."""
-        tensors = [x for x in tensors_in(args) if not x.is_nested]
-        if max((x.numel() for x in tensors), default=0) < _LEAST_NUMBERS:
+        tensors = tensors_in(args)
+        if not any(not x.is_nested and x.numel() >= _LEAST_NUMBERS for x in tensors):
             return self._plain
-        about = torch.is_grad_enabled(), *map(_about, tensors)
+        about = torch.is_grad_enabled(), *(_about(x) for x in tensors if not x.is_nested)
         if about in self._without:
             return self._plain
         found = self._plan_of(args)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 from lowtide.codegen.host.python_part import PythonPart, is_printable
@@ -250,6 +251,18 @@ class BlockPlan:
             dead = {v for v in (*op.operands, *op.results) if v not in self.live_at[pos + 1]}
             known = self._steps[pos] = prepared(op), tuple(dead)
         return known
+
+    @cached_property
+    def steps(self) -> Sequence[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+        """The functions that run the block, and what is dead after each; None if it has a region or
+        control flow."""
+        pos = 0
+        while pos < self.last:
+            if self.region(pos) is not None:
+                return None
+            part = self.python[pos] if pos in self.python else self.python_part(pos)
+            pos = pos + 1 if part is None else part[1]
+        return self.straight(0, self.last)
 
     def straight(
         self, start: int, stop: int

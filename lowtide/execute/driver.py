@@ -265,11 +265,17 @@ class Driver:
 
     def _walk(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
-        (result,) = _EXECUTOR.block(self.plan, env)
+        (value,) = self.function.block.terminator.operands
+        steps = self.plan.steps
+        if steps is None:
+            return _EXECUTOR.block(self.plan, env)[0]
+        for step, dead in steps:
+            step(env)
+            for v in dead:
+                env.pop(v, None)
         if (found := self.plan.python.get(0)) is not None and found[1] == self.plan.last:
-            (value,) = self.function.block.terminator.operands
             self._python = found[0].caller(self.function.params, value)
-        return result
+        return env[value]
 
 
 def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ...] | None]:

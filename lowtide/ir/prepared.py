@@ -36,8 +36,10 @@ def _function(op: Op) -> Callable[..., Any] | None:
     it."""
     if op.name == "torch.getitem" and op.attrs.keys().isdisjoint(("rows", "unbound")):
         return _item(cast("Sequence[str]", op.attrs["spec"]))
-    if op.name in ("call_torch", "mutate") and "spec" not in op.attrs and not op.attrs["kwnames"]:
-        return _called(str(op.attrs["target"]))
+    if op.name in ("call_torch", "mutate") and "spec" not in op.attrs:
+        called = _called(str(op.attrs["target"]))
+        names = cast("tuple[str, ...]", op.attrs["kwnames"])
+        return _with_keywords(called, names) if names else called
     if not is_plain(op):
         return None
     definition = opdefs.find(op.name)
@@ -57,9 +59,18 @@ def _item(spec: Sequence[str]) -> Callable[..., Any]:
 def _called(target: str) -> Callable[..., Any]:
     owner, name = owner_of(target)
 
-    def call(*operands: Any) -> Any:
+    def call(*operands: Any, **keywords: Any) -> Any:
         found = getattr(owner, name)  # which a mode or a user may have put in place since
-        return found(*operands) if callable(found) else found.__get__(*operands)
+        return (found if callable(found) else found.__get__)(*operands, **keywords)
+
+    return call
+
+
+def _with_keywords(called: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    first = -len(names)
+
+    def call(*operands: Any) -> Any:
+        return called(*operands[:first], **dict(zip(names, operands[first:], strict=True)))
 
     return call
 

@@ -16,6 +16,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -334,6 +335,7 @@ _OF_PYTHON: dict[type, Type] = {
 
 
 _LIST_OF_PYTHON: dict[type, Type] = {cls: ListType(type_) for cls, type_ in _OF_PYTHON.items()}
+_MATRIX_OF_PYTHON = {cls: ListType(type_) for cls, type_ in _LIST_OF_PYTHON.items()}
 
 
 def type_of(value: object) -> Type | None:
@@ -361,10 +363,14 @@ def type_of(value: object) -> Type | None:
 
 
 def _type_of_sequence(value: Sequence[object]) -> Type | None:
-    if isinstance(value, list) and len(classes := {*map(type, value)}) == 1:
-        (class_,) = classes
-        if class_ in _LIST_OF_PYTHON:  # perhaps a long list of numbers
-            return _LIST_OF_PYTHON[class_]
+    if value and isinstance(value, list):
+        class_ = _only(map(type, value))
+        if (found := _LIST_OF_PYTHON.get(class_)) is not None:  # perhaps a long list of numbers
+            return found
+        if class_ is list and all(value):  # perhaps a matrix
+            class_ = _only(map(type, chain.from_iterable(cast("list[list[object]]", value))))
+            if (found := _MATRIX_OF_PYTHON.get(class_)) is not None:
+                return found
     elems = [type_of(v) for v in value]
     known = [e for e in elems if e is not None]
     if len(known) != len(elems):
@@ -373,9 +379,13 @@ def _type_of_sequence(value: Sequence[object]) -> Type | None:
         names = field_names(type(value))
         cls = python_objects.name_of(type(value)) if names else ""
         return TupleType(tuple(known), names, cls)
-    if known and all(e is known[0] for e in known):  # perhaps a matrix
-        return ListType(known[0])
     return ListType(join_all(dict.fromkeys(known)))
+
+
+def _only(classes: Iterable[type]) -> type:
+    """Return the class if all are the same, else `object`. Counting is faster than making a set."""
+    all_ = [*classes]
+    return all_[0] if all_.count(all_[0]) == len(all_) else object
 
 
 def _type_of_dict(value: Mapping[object, object]) -> Type | None:

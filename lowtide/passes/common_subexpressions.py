@@ -41,9 +41,9 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
     def key(op: Op) -> Key | None:
         if op.blocks or not opdefs.is_shareable(op, makers, fixed) or may_change(op, changes):
             return None
-        return None if _is_lent(op, leaving) else _key(op)
+        return None if _is_lent(op, leaving) else key_of(op)
 
-    _share(result.block, ChainMap[Key, list[Value]](), {}, key)
+    share(result.block, ChainMap[Key, list[Value]](), {}, key)
     return result
 
 
@@ -73,20 +73,23 @@ def _forgets(op: Op) -> bool:
     return pure and all(t.is_immutable(r.type) and r.type != t.TENSOR for r in op.results)
 
 
-def _share(
+def share(
     block: Block,
     known: ChainMap[Key, list[Value]],
     stand_ins: MutableMapping[Value, Value],
-    key_of: Callable[[Op], Key | None],
+    shared_by: Callable[[Op], Key | None],
 ) -> None:
-    """Replace ops by equal ones. `key_of`: equal for ops of which one can replace the other; None
-    if none can."""
+    """Replace ops by equal ones. `shared_by`: equal for ops of which one can replace the other;
+    None if none can. It is called with each op in order, with an op whose blocks may run again
+    before these, too."""
     kept: list[Op] = []
     for op in block.ops:
         op.operands = [stand_ins.get(v, v) for v in op.operands]
+        if op.blocks and op.name != "if":
+            shared_by(op)
         for inner in op.blocks:
-            _share(inner, known.new_child(), stand_ins, key_of)
-        key = key_of(op)
+            share(inner, known.new_child(), stand_ins, shared_by)
+        key = shared_by(op)
         if key is not None and key in known:
             stand_ins.update(zip(op.results, known[key], strict=True))
             continue
@@ -103,7 +106,8 @@ def _is_lent(op: Op, leaving: set[Value]) -> bool:
     return made and not leaving.isdisjoint(op.results)
 
 
-def _key(op: Op) -> Key:
+def key_of(op: Op) -> Key:
+    """Return what is equal for ops that have equal operands and attributes."""
     attrs = tuple((k, print_literal(v)) for k, v in op.attrs.items())
     types = tuple(r.type for r in op.results)
     return (op.name, tuple(id(v) for v in op.operands), attrs, types)

@@ -373,7 +373,44 @@ def breaks_in_branches(xs: list[int], limit: int):
     return total
 
 
+def divisor(a: int, b: int):
+    while b:
+        a, b = b, a % b
+    return a
+
+
+def while_any_is_left(text: str, limit: int):
+    steps = 0
+    while text and steps < limit:
+        text = text[1:]
+        steps += 1
+    return text, steps
+
+
+def sorted_by_bubbles(xs: list[int]):
+    for i in range(len(xs)):
+        for j in range(len(xs) - 1 - i):
+            if xs[j] > xs[j + 1]:
+                xs[j], xs[j + 1] = xs[j + 1], xs[j]
+    return xs
+
+
+def reads_through_another_name(xs: list[int], n: int):
+    ys = xs
+    before = xs[0] + xs[0]
+    for _ in range(n):
+        if xs[0] > 0:
+            ys[0] -= 1
+        before += xs[0] + ys[0]
+    ys.insert(0, 7)
+    return before, xs[0], len(xs), xs[0] + len(ys)
+
+
 PROGRAMS = [
+    (divisor, [(12, 18), (5, 0), (0, 5)]),
+    (while_any_is_left, [("", 3), ("abc", 0), ("abc", 2), ("ab", 9)]),
+    (sorted_by_bubbles, [([],), ([3, 1, 2, 2],)]),
+    (reads_through_another_name, [([2, 5], 4), ([0], 1), ([1], 0)]),
     (
         runs_over_what_tolist_gave,
         [(torch.tensor(v), 2.0) for v in ([], [1.0, 3.0], [1.0, -1.0, 0.5], [-1.0, 2.0])],

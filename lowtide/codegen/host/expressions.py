@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 from lowtide.ir import opdefs, python_objects
 from lowtide.ir import types as t
-from lowtide.ir.core import Op, Value
+from lowtide.ir.core import Block, Op, Value, walk
 from lowtide.ir.interpret import UNBOUND, callable_of, run_op
 from lowtide.ir.named_results import build
 from lowtide.ir.python_text import FORMS, INFIX, PREFIX
@@ -108,6 +108,18 @@ class Uses:
                 for v in inner.args:
                     self.home[v] = inner
                 self.add(inner.ops, inner)
+
+    def forget(self, ops: Sequence[Op], block: Block) -> None:
+        """Leave out what these ops of the block, or of blocks in it, read."""
+        for op in ops:
+            same = self.negated.get(op.result)
+            for v in op.operands if same is None else [same]:
+                self.count[v] -= 1
+                users = [x for x in walk(block) if v in x.operands and x not in ops]
+                if users:
+                    self.user_block[v] = self.block_of[users[-1]]
+                    if self.first_user[v] in ops:
+                        self.first_user[v] = users[0]
 
 
 def _f_string(template: str, texts: Sequence[str]) -> str:
@@ -249,14 +261,18 @@ class Expressions:
 
     def take(self, values: Sequence[Value], order: Sequence[int] | None = None) -> list[str]:
         """Return the texts of an op's operands. A pending operand is inlined if that keeps the
-        order of evaluation and it comes from the same source line."""
+        order of evaluation and it comes from the same source line. The end of a block has no line
+        of its own: it takes operands that come from one line."""
         order = range(len(values)) if order is None else order
         waiting = {id(p.value) for p in self.pending}
         wanted = [values[k] for k in order if id(values[k]) in waiting]
         last = self.pending[len(self.pending) - len(wanted) :]
-        fits = [p.value for p in last] == wanted and all(
-            p.op.loc.line == self.at.loc.line for p in last
+        found = {p.op.loc.line for p in last}
+        fits = [p.value for p in last] == wanted and (
+            found <= {self.at.loc.line} or (self.at.name == "yield" and len(found) == 1)
         )
+        if fits and last and self.at.name == "yield":
+            self.at = last[-1].op
         if wanted and not fits:
             self.flush()
             last = []

@@ -202,7 +202,10 @@ class LoopHeads(Expressions):
             done += counter.done
             same = counter.same
         self.pending.pop()
+        self.uses.forget(within, block)
         done += within
+        if last.op.name == "py.bool" and text.startswith("bool("):
+            text = text[len("bool") :]
         return Head(text=f"while {bare(text)}:", done=done, is_tested=True, left=left, same=same)
 
     def same_test(

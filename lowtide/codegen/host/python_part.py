@@ -67,15 +67,17 @@ class PythonPart:
     def caller(
         self, params: Sequence[Value], result: Value
     ) -> Callable[[Sequence[Any]], Any] | None:
-        """Return a function from the values of `params` to the result, None if the result is not
-        computed here."""
-        if result not in self.results or not set(self.inputs) <= set(params):
+        """Return a function from the values of `params` to the result. None if the result is neither
+        computed here nor one of `params`, or if the ops read other values."""
+        if result not in (*self.results, *params) or not set(self.inputs) <= set(params):
             return None
-        places, at = [params.index(v) for v in self.inputs], self.results.index(result)
+        places, first = [params.index(v) for v in self.inputs], len(self.results)
+        at = (*self.results, *params).index(result)
 
         def call(values: Sequence[Any]) -> Any:
             try:
-                return self._run(*[values[k] for k in places])[at]
+                found = self._run(*[values[k] for k in places])
+                return found[at] if at < first else values[at - first]
             except Exception as error:
                 self._locate(error)
                 raise
