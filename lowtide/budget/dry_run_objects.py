@@ -22,7 +22,7 @@ import torch
 from lowtide.ir import object_ops, python_objects
 from lowtide.ir.core import Op, Value
 from lowtide.torch_private.dispatch import OverloadPacket
-from lowtide.torch_private.pytree import tree_leaves
+from lowtide.torch_private.pytree import leaves
 
 OBJECT_OPS: Final = tuple(object_ops.RUN)
 _RUNS_OVER: Final = ("iter.of", "py.iter", "iter.whole", "list.of", "set.of", "py.tuple")
@@ -91,7 +91,7 @@ class SimulatedObjects:
     def tensors_in(self, value: object) -> list[torch.Tensor]:
         """Return the tensors in a value, including those in objects of the dry run."""
         found: list[torch.Tensor] = []
-        for x in tree_leaves(value):
+        for x in leaves(value):
             if isinstance(x, torch.Tensor):
                 found.append(x)
             elif any(x is made for made in self._made):

@@ -29,6 +29,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lowtide.memory.spare_key import SpareKey
 from lowtide.torch_private.dispatch import ops_with_kernel, schema_of
+from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import is_view
 
 Tensor = torch.Tensor
@@ -143,7 +144,7 @@ class Casts:
         if name in _LOWER[self._type]:
             dtype = lower
         elif name in _WIDEST[self._type]:
-            found = _tensors([*args, *kwargs.values()])
+            found = tensors_in([*args, *kwargs.values()])
             is_wide = any(self._is_cast(x) and x.dtype is torch.float32 for x in found)
             dtype = torch.float32 if is_wide else lower
         else:
@@ -248,10 +249,3 @@ def _name(op: Any) -> str:
     name: str = schema_of(op).name.removeprefix("aten::")
     overload: str = schema_of(op).overload_name
     return f"{name}.{overload}" if overload else name
-
-
-def _tensors(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for x in values:
-        found += _tensors(cast("Sequence[Any]", x)) if type(x) in (list, tuple) else [x]
-    return found
