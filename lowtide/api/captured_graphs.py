@@ -260,17 +260,17 @@ def _parts(
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Of its copies: as PyTorch makes them they have no methods."""
     made_of: Any = type(compiled).__reduce__
-    return _made_again, (*made_of(compiled), make, budget_bytes)
+    return _rebuilt, (*made_of(compiled), make, budget_bytes)
 
 
 def _copied_deeply(
     compiled: Any, make: Make, budget_bytes: int | None, memo: dict[int, Any]
 ) -> Any:
     _, (build, given, *_) = _parts(compiled, make, budget_bytes)
-    return _made_again(build, copy.deepcopy(given, memo), make, budget_bytes)
+    return _rebuilt(build, copy.deepcopy(given, memo), make, budget_bytes)
 
 
-def _made_again(
+def _rebuilt(
     build: Callable[..., Any], given: tuple[Any, ...], make: Make, budget_bytes: int | None
 ) -> Any:
     return attach(build(*given), make, budget_bytes)

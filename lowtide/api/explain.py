@@ -184,11 +184,11 @@ def explain(name: str, dry_run: DryRun, plain: str = "") -> Explanation:
         steps=tuple(steps),
         memory=memory,
         notes=memory.notes,
-        compiled_again=_compiled_again(dry_run),
+        compiled_again=_recompilations(dry_run),
     )
 
 
-def _compiled_again(dry_run: DryRun) -> tuple[Recompilation, ...]:
+def _recompilations(dry_run: DryRun) -> tuple[Recompilation, ...]:
     found = {(str(dry_run.function.loc), dry_run.differences): None}
     for step in dry_run.steps:
         if isinstance(step, KernelStep):

@@ -62,7 +62,7 @@ def _property(name: str) -> property:
         return vars(module)[name]
 
     def write(module: types.ModuleType, value: object) -> None:
-        assigned[:] = [] if value is _ours(name) else [value]
+        assigned[:] = [] if value is _replacement(name) else [value]
 
     def delete(module: types.ModuleType) -> None:
         assigned.clear()
@@ -70,7 +70,7 @@ def _property(name: str) -> property:
     return property(read, write, delete)
 
 
-def _ours(name: str) -> Any:
+def _replacement(name: str) -> Any:
     try:
         return lowtide_name(name)
     except AttributeError:

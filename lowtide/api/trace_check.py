@@ -44,7 +44,7 @@ class Check:
     traced: TracedFunction
     tolerance: float
 
-    def again(self, call: Call) -> Recording:
+    def retrace(self, call: Call) -> Recording:
         """Records the function once more, without warnings."""
         return record(
             self.func,
@@ -74,7 +74,7 @@ def check(c: Check, calls: Sequence[Call], *, vary: bool) -> None:
 def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]:
     """Yield the faults of the program on this call."""
     with _restored(kept):
-        again = c.again(call)
+        again = c.retrace(call)
     differs = difference(c.recording.function, again.function)
     if differs:
         yield f"{c.name}() records a different program when it runs again: {differs}"
@@ -105,7 +105,7 @@ def _frozen_size(c: Check, call: Call) -> str:
     programs."""
     for varied in _varied(call):
         try:
-            again = c.again(varied)
+            again = c.retrace(varied)
         except Exception:  # the function asks for these sizes
             continue
         differs = difference(c.recording.function, again.function)

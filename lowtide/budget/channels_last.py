@@ -69,7 +69,7 @@ class _Rewriter:
         self.ops: list[Op] = []
         self.noted = _Convolutions()
         self.has_turned = False
-        self.handed_out, self.given = _handed_out(outer.ops)
+        self.handed_out, self.given = _escaping(outer.ops)
 
     def function(self) -> Function | None:
         outer = self.outer
@@ -91,11 +91,11 @@ class _Rewriter:
             self.noted.has_drawn = False
             with self.noted:
                 made = run_on_meta(op, {v: self.env[v] for v in op.operands})
-            if self.noted.has_drawn and self._is_turned(op):
+            if self.noted.has_drawn and self._is_in_other_order(op):
                 made = None  # random numbers go to elements in the order of memory
-            if self._is_handed_out_otherwise(op, made, known):
+            if self._escapes_in_other_order(op, made, known):
                 made = None
-            if made is not None and self._is_alike(op, made, known):
+            if made is not None and self._agrees(op, made, known):
                 self._add(op, {v: self.now[v] for v in op.operands if v in self.now}, made)
                 return
         back = {v: self._as_it_was(pos, v, op) for v in free_values([op])}
@@ -134,13 +134,13 @@ class _Rewriter:
         if not isinstance(known, Tensor):
             raise _NotTheSame
         if not known.is_contiguous():
-            return self._viewed_again(pos, v, op)
+            return self._view_of_original(pos, v, op)
         end = op is self.outer.ops[self.outer.last]
         if not end and self.outer.is_written(storage_of(known), pos):
             raise _NotTheSame
         return self._copied(v, torch.contiguous_format, op)
 
-    def _is_handed_out_otherwise(
+    def _escapes_in_other_order(
         self, op: Op, made: Sequence[Any] | None, known: Sequence[Any]
     ) -> bool:
         """Return whether the caller gets a result whose order of dims would change."""
@@ -151,14 +151,14 @@ class _Rewriter:
             if isinstance(x, Tensor) and isinstance(k, Tensor)
         )
 
-    def _is_turned(self, op: Op) -> bool:
+    def _is_in_other_order(self, op: Op) -> bool:
         rows = ((self.env[v], self.outer.known[v]) for v in op.operands)
         pairs = (
             p for now, known in rows for p in zip(tensors_in(now), tensors_in(known), strict=True)
         )
         return any(x.stride() != k.stride() for x, k in pairs)
 
-    def _viewed_again(self, pos: int, v: Value, op: Op) -> Value:
+    def _view_of_original(self, pos: int, v: Value, op: Op) -> Value:
         """Return a view, taken of the base in its original layout."""
         made = next(o for o in self.outer.ops if v in o.results)
         if not opdefs.has_kind(made.name, ("view",)) or len(made.results) != 1:
@@ -187,7 +187,7 @@ class _Rewriter:
             raise _NotTheSame  # results would no longer share memory
         self._add(op, {v: b for v, b in back.items() if b is not v}, [])
 
-    def _is_alike(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:
+    def _agrees(self, op: Op, made: Sequence[Any], known: Sequence[Any]) -> bool:
         """Return whether numbers are equal, and tensors are equal except for strides and share
         memory in the same way."""
         if not all(map(_alike, made, known)):
@@ -198,7 +198,7 @@ class _Rewriter:
         return theirs == [[storage_of(x) == storage_of(y) for y in now] for x in tensors_in(made)]
 
 
-def _handed_out(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
+def _escaping(ops: Sequence[Op]) -> tuple[set[Value], set[Value]]:
     """Return the containers that the caller gets, and all values that the caller gets."""
     found: set[Value] = set()
     given = set(ops[-1].operands)

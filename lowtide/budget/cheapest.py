@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from lowtide.budget.segments import Cutter
 from lowtide.execute.candidate import Candidate
 
-Held = frozenset[int]  # memory, by `storage_of`
+Storages = frozenset[int]  # memory, by `storage_of`
 _DEEPEST = 2  # levels of nested segments
 FEWER = 0.96  # factor of the bytes for the next list
 _MOST_SEGMENTS = 200_000  # that one search visits, in about a second
@@ -48,10 +48,10 @@ class _Search:
         self.cutter = cutter
         self.most_bytes = most_bytes
         self.ends = cutter.ends
-        self.known: dict[tuple[int, int, Held, int], Found] = {}
+        self.known: dict[tuple[int, int, Storages, int], Found] = {}
         self.left = _MOST_SEGMENTS
 
-    def parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
+    def parted(self, start: int, stop: int, held: Storages, depth: int) -> Found:
         """Return the segments of ops [start, stop). `held`: values that stay alive at their end."""
         key = start, stop, held, depth
         found = self.known.get(key)
@@ -59,9 +59,9 @@ class _Search:
             found = self.known[key] = self._parted(start, stop, held, depth)
         return found
 
-    def _parted(self, start: int, stop: int, held: Held, depth: int) -> Found:
+    def _parted(self, start: int, stop: int, held: Storages, depth: int) -> Found:
         cutter = self.cutter
-        begin = held | cutter.held_at(start)
+        begin = held | cutter.live_bytes_at(start)
         if self._needs(begin, start, stop) <= self.most_bytes:
             return Found(0.0)
         best = _NONE
@@ -69,7 +69,7 @@ class _Search:
             segment = cutter.candidate(start, end)
             if segment is None:
                 continue
-            kept = held | cutter.held_by(segment)
+            kept = held | cutter.initial_bytes_of(segment)
             if cutter.size_of(kept) > self.most_bytes:
                 continue
             own = self._own(segment, kept, depth)
@@ -82,7 +82,7 @@ class _Search:
                 best = Found(cost, last, own.segments + rest.segments)
         return best
 
-    def _own(self, segment: Candidate, kept: Held, depth: int) -> Found:
+    def _own(self, segment: Candidate, kept: Storages, depth: int) -> Found:
         """Return one segment, with inner ones if it does not fit otherwise."""
         self.left -= 1
         if self.left < 0:
@@ -96,7 +96,7 @@ class _Search:
         # The last inner segment need not run when the whole segment is recomputed.
         return Found(cost + inner.cost - inner.last_cost, 0.0, (segment, *inner.segments))
 
-    def _needs(self, kept: Held, start: int, stop: int) -> int:
+    def _needs(self, kept: Storages, start: int, stop: int) -> int:
         cutter = self.cutter
         return cutter.size_of(kept) + cutter.left_bytes(stop) + cutter.recomputed_bytes(start, stop)
 

@@ -24,7 +24,7 @@ import torch
 
 from lowtide.budget.outer import Outer
 from lowtide.ir import types as t
-from lowtide.ir.aliases import is_seen
+from lowtide.ir.aliases import is_observable
 from lowtide.ir.core import Block, Op, Value, walk
 
 _WRITES: Final = {
@@ -80,7 +80,7 @@ def _is_known_otherwise(block: Block, k: int) -> bool:
     """Return whether the tensor that op `k` writes has other names, or is read in other blocks."""
     x = block.ops[k].operands[0]
     nested = (inner for op in block.ops[k + 1 :] for b in op.blocks for inner in walk(b))
-    return is_seen(block, k) or any(x in op.operands for op in nested)
+    return is_observable(block, k) or any(x in op.operands for op in nested)
 
 
 def _renamed(ops: Sequence[Op], old: Value, new: Value) -> list[Op]:

@@ -131,7 +131,7 @@ class DryRun(Executor):
         self._objects = SimulatedObjects(self.ledger.paused)
         self._sizes: list[tuple[str, int]] = []
         try:
-            if kind := _kind_beside_dense(args):
+            if kind := _sparse_kind(args):
                 raise DryRunEnds(_NOT_DENSE.format(kind))
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
@@ -229,8 +229,8 @@ class DryRun(Executor):
         assert host is not None
         ledger.at(step.region.name.partition(":")[0], step.loc, "output")
         executable = step.executable()
-        dying = step.region.dying(entry)
-        if dying is not None and (taken := executable.over_inputs(dying.alone(values))):
+        donatable = step.region.donatable(entry)
+        if donatable is not None and (taken := executable.over_inputs(donatable.alone(values))):
             executable, step.taken = executable.taking(taken), taken
         recorder = step.region.recording(
             entry.spec,
@@ -296,7 +296,7 @@ class DryRun(Executor):
             for mode in (contextlib.nullcontext(), self.ledger.answering()):
                 try:
                     self.ledger.has_read_data = False
-                    with mode, self._seen_by_modes(op):
+                    with mode, self._with_user_modes_only(op):
                         run_op(op, scratch)
                     return [self._where(scratch[v]) for v in op.results]
                 except LowtideError:
@@ -326,12 +326,12 @@ class DryRun(Executor):
         """Return the device that the real call would use, for a meta device."""
         return self.device if isinstance(value, torch.device) and value == _META else value
 
-    def _seen_by_modes(self, op: Op) -> contextlib.AbstractContextManager[object]:
+    def _with_user_modes_only(self, op: Op) -> contextlib.AbstractContextManager[object]:
         """Return a context in which the op sees only the caller's function modes, not the dry
         run's."""
         gives_tensors = any(t.may_be_tensor(r.type) for r in op.results)
-        is_seen = gives_tensors or self._has_modes
-        return contextlib.nullcontext() if is_seen else NoFunctionModes()
+        is_observable = gives_tensors or self._has_modes
+        return contextlib.nullcontext() if is_observable else NoFunctionModes()
 
     def branch(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """See the base class. If the data decide, the branch that holds more memory counts."""
@@ -432,7 +432,7 @@ class DryRun(Executor):
             start, before, forms = len(self.steps), self.ledger.live_bytes, now
             return True
 
-        enter = partial(self.enter, plan, env, alive, self.run_again)
+        enter = partial(self.enter, plan, env, alive, self.run_repeatable)
         return structured.loop(op, env, enter, goes_on)
 
     def _unrolled(self, op: Op, done: int, trips: Any, grown: int, ends: bool) -> None:
@@ -502,7 +502,7 @@ def _named_sizes(given: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield from ((f"{path}.shape[{d}]", size) for d, size in enumerate(tensor.shape))
 
 
-def _kind_beside_dense(values: Sequence[Any]) -> str:
+def _sparse_kind(values: Sequence[Any]) -> str:
     """Return PyTorch's name for the first tensor that is sparse, nested or quantized; "" if all are
     dense."""
     for x in tensors_in(values):

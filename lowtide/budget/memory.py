@@ -19,7 +19,7 @@ from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep, TorchStep
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
-from lowtide.memory.plan import Held
+from lowtide.memory.plan import LiveAllocation
 
 _NUMBERS = re.compile(r"(?<!\w)\(([-+*/% \d]+)\)")  # a bracket without symbols
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
@@ -128,7 +128,7 @@ def _place_of(size: int, names: Mapping[str, int]) -> str:
     return next(name for name, found in names.items() if found == size)
 
 
-def _formula(alive: Sequence[Entry | Held], symbols: Mapping[int, str]) -> str:
+def _formula(alive: Sequence[Entry | LiveAllocation], symbols: Mapping[int, str]) -> str:
     """Return the sum of what is alive as text, equal terms once."""
     terms: dict[str, int] = {}
     for x in alive:

@@ -172,7 +172,7 @@ def _with_segments(
     """Yield plans with these chunks and with segments for fewer and fewer bytes. The search begins
     near the bytes at which the least peak so far was found: larger ones cannot be better."""
     before = list[Candidate]()
-    most_bytes = min(cutter.beside(chunks), _BEFORE * least.most_bytes)
+    most_bytes = min(cutter.set_chunked(chunks), _BEFORE * least.most_bytes)
     while (segments := cheapest(cutter, most_bytes := most_bytes * FEWER)) is not None:
         if segments != before:
             before = segments
@@ -305,9 +305,9 @@ def _next(
 def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
     """Yield what may be saved of each section, the least recomputation first."""
     parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
-    rows = [_kept(parts, chunks, choices, share, None) for share in _SHARES]
+    rows = [_recompute_share(parts, chunks, choices, share, None) for share in _SHARES]
     for level in range(max((len(choices.get(c, ())) for c in parts), default=0)):
-        rows += [_kept(parts, chunks, choices, share, level) for share in _WITH_PRODUCTS]
+        rows += [_recompute_share(parts, chunks, choices, share, level) for share in _WITH_PRODUCTS]
     seen: list[Kept] = []
     for _, kept in sorted(rows, key=lambda row: row[0]):
         if parts and kept not in seen:
@@ -315,7 +315,7 @@ def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> I
             seen.append(kept)
 
 
-def _kept(
+def _recompute_share(
     parts: Sequence[Candidate],
     chunks: Counts,
     choices: Mapping[Candidate, Sequence[Choice]],

@@ -43,7 +43,7 @@ class Cutter:
         self.inside: set[int] = set()  # positions inside sections that run in chunks
         self.lasts: set[int] = set()  # the last op of each
 
-    def beside(self, chunks: Mapping[Candidate, int]) -> float:
+    def set_chunked(self, chunks: Mapping[Candidate, int]) -> float:
         """Set the sections that run in chunks: no segment begins or ends inside them. Returns the
         bytes of all values."""
         starts = {pos: c.start for c in chunks for pos in range(c.start + 1, c.stop)}
@@ -93,7 +93,7 @@ class Cutter:
             or self.left_bytes(pos) != self.left_bytes(pos + 1)
         ]
 
-    def held_at(self, pos: int) -> frozenset[int]:
+    def live_bytes_at(self, pos: int) -> frozenset[int]:
         """Return the memory that is live at this position, without the arguments."""
         found = self._held_at.get(pos)
         if found is None:
@@ -101,7 +101,7 @@ class Cutter:
             found = self._held_at[pos] = frozenset(alive - self.outer.given)
         return found
 
-    def held_by(self, segment: Candidate) -> frozenset[int]:
+    def initial_bytes_of(self, segment: Candidate) -> frozenset[int]:
         """Return the memory that the segment starts from, without the arguments."""
         key = segment.start, segment.stop
         found = self._held_by.get(key)
@@ -121,7 +121,7 @@ class Cutter:
 
     def left_bytes(self, pos: int) -> int:
         """Return the bytes that are live at this position, without the arguments."""
-        return self.size_of(self.held_at(pos))
+        return self.size_of(self.live_bytes_at(pos))
 
     def _farthest(self, start: int) -> int:
         found = self._known_farthest.get(start)

@@ -123,7 +123,7 @@ class Library:
         outs = self._shapes(e)
         yield f"{self.name}_status {f}_output_shapes(const {f}_sizes *{outs});"
         for a in (*given(e), *e.outputs):
-            yield f"/*   {a.name}: {_told(a)} */"
+            yield f"/*   {a.name}: {_type_text(a)} */"
         if e.frame.messages:
             yield "/* After RAISED: what the program says, by the workspace of the call. */"
             yield f"const char *{f}_message(const void *workspace);"
@@ -378,7 +378,7 @@ def _long_int(value: int) -> str:
     return f"({value + 1}LL - 1)"  # the least int64 has no literal
 
 
-def _told(a: Argument) -> str:
+def _type_text(a: Argument) -> str:
     if a.kind != "tensor" or a.dtype is None:
         return a.kind
     told = f"{a.dtype.name} [{', '.join(map(_shown, a.shape))}]"

@@ -102,7 +102,7 @@ def inspect(path: Path) -> Contents:
     with archive.open_archive(path) as opened:
         if archive.is_torchscript(opened.infos):
             return _of_torch_jit(reader.read(opened, storages.placing("meta")))
-        return _of_ours(path, opened)
+        return _of_lowtide_file(path, opened)
 
 
 # ---- files of torch.jit.save -----------------------------------------------------------------
@@ -233,7 +233,7 @@ def _operator(path: str, uses: int, version: int) -> Operator | None:
 # ---- files of lt.save ------------------------------------------------------------------------
 
 
-def _of_ours(path: Path, opened: Archive) -> Contents:
+def _of_lowtide_file(path: Path, opened: Archive) -> Contents:
     loaded: Any = load.load(path, map_location="meta")
     names = [n for n in opened.infos if n.startswith("code/")]
     code = {n: opened.read(n, limits.CODE_BYTES).decode("utf-8", "replace") for n in names}

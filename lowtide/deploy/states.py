@@ -71,7 +71,7 @@ def _differences(program: Program, root: torch.nn.Module) -> Iterator[Difference
         try:
             value = held(root, path)
         except (KeyError, AttributeError):
-            yield _gone(path)
+            yield _missing(path)
             continue
         if not holds(type_, value):
             remedy = _declaration(path) if value is None else _CALL
@@ -83,7 +83,7 @@ def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Differ
         reader = Reader(root, (), (guard,))
         hooks, (_, facts) = reader.hooks(), reader.read()
     except (KeyError, AttributeError):
-        yield _gone(guard.path)
+        yield _missing(guard.path)
         return
     if guard.kind != "hooks":
         if facts[0] != fact:
@@ -94,5 +94,5 @@ def _guard(guard: Guard, fact: object, root: torch.nn.Module) -> Iterator[Differ
         yield f"`{attribute(guard.path)}` has a hook now", "the model without it"
 
 
-def _gone(path: str) -> Difference:
+def _missing(path: str) -> Difference:
     return f"`{attribute(path)}` is missing", "the attribute set again"

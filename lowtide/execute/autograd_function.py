@@ -313,7 +313,7 @@ class Region(FunctionBase):
         outputs, extra = found[:count], count + len(r.saved)
         kept, checks = found[count:extra], found[extra:]
         if r.is_turned:
-            outputs = [_turned(x, o) for x, o in zip(outputs, r.eager.orders, strict=True)]
+            outputs = [_permuted(x, o) for x, o in zip(outputs, r.eager.orders, strict=True)]
         if r.shared:
             call.aliases = [_stored(outputs[k].detach(), r, k) for _, k in r.shared]
             call.versions = [*map(version, call.aliases)]
@@ -357,7 +357,7 @@ class Region(FunctionBase):
         return tuple(gradients)
 
 
-def _turned(x: Tensor, order: Order | None) -> Tensor:
+def _permuted(x: Tensor, order: Order | None) -> Tensor:
     """Return an output in the program's order of dims; the kernels store its dims in this order. It
     is not a view of the output in PyTorch's sense, so it may be changed in place."""
     return x if order is None else x.permute(inverse(order)).data

@@ -60,7 +60,7 @@ class Chunks:
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         """`shown`: run only this number of chunks, in a dry run; they stand for all."""
         self.run = runs[0]
-        self.run_again = runs[1 if "again" in op.attrs else 0]
+        self.run_repeatable = runs[1 if "again" in op.attrs else 0]
         self.run_recalled = runs[-1]
         self.results = len(op.results)
         self.products = cast("int", op.attrs.get("products", 0))
@@ -193,7 +193,7 @@ class Chunks:
         graph = torch.is_grad_enabled()
         with torch.enable_grad():
             starts = [v.view_as(v) if isinstance(v, Tensor) else v for v in values]
-            results = self.run_again(list(starts))[: self.results]
+            results = self.run_repeatable(list(starts))[: self.results]
         return gradients_of(results, starts, wanted, cotangents, create_graph=graph)
 
     def chunk_gradients(
@@ -206,7 +206,7 @@ class Chunks:
         """Recompute one chunk and run its backward pass. `products`: saved products of this chunk;
         those that are used are removed."""
         starts = started(parts, wanted)
-        given, run = list(starts), self.run_again
+        given, run = list(starts), self.run_repeatable
         if products:
             given += products[: self.products]
             del products[: self.products]

@@ -160,7 +160,7 @@ class KernelExecutor(Executor):
         read = [env.get(v) for v in plan.inner(op.blocks[0]).live_at[0]]
         devices = {x.device for x in read if isinstance(x, torch.Tensor)} - {CPU}
         del read
-        (run,) = self.enter(plan, env, alive, self.run_again, op.blocks)
+        (run,) = self.enter(plan, env, alive, self.run_repeatable, op.blocks)
 
         # PyTorch saves the random states of its arguments' devices, and the arguments. Empty
         # tensors stand for the block's operands, since the block may write these.
@@ -231,7 +231,7 @@ class Driver:
             raise
 
     def _called(self, args: Sequence[Any]) -> Any:
-        if (torch.is_grad_enabled() and self._shared.seen(args)) or not self._apart.are(args):
+        if (torch.is_grad_enabled() and self._shared.overlaps(args)) or not self._apart.are(args):
             return self.run_eager(args)
         if self._python is not None:
             return self._python(args)
@@ -283,7 +283,7 @@ def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ..
     entry = region.find(values)
     if entry.run is None:
         return entry, None
-    run = entry.run if entry.dying is None else region.run_for(entry, values)
+    run = entry.run if entry.donatable is None else region.run_for(entry, values)
     try:
         return entry, run(values, entry.z, entry.sizes)
     except (CheckFailed, HostFault, KernelFault):

@@ -86,7 +86,7 @@ class Executor(ABC):
 
     def loop(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run a `loop`."""
-        return structured.loop(op, env, partial(self.enter, plan, env, alive, self.run_again))
+        return structured.loop(op, env, partial(self.enter, plan, env, alive, self.run_repeatable))
 
     def context(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Run a `with`."""
@@ -130,7 +130,7 @@ class Executor(ABC):
             values.clear()
         return self.block(plan, env)
 
-    def run_again(self, plan: BlockPlan, outer: Env, values: list[Any]) -> list[Any]:
+    def run_repeatable(self, plan: BlockPlan, outer: Env, values: list[Any]) -> list[Any]:
         """Run a nested block that may run again with the same outer values."""
         return self.run(plan, outer.copy(), values)
 
@@ -142,7 +142,7 @@ class Executor(ABC):
         """Return a function that runs a block of a section, which reads nothing outside."""
         inner = plan.inner(block)
         inner.is_again = True
-        return partial(self.run_again, inner, {})
+        return partial(self.run_repeatable, inner, {})
 
 
 _STRUCTURED: Final = {  # an op, and the method that runs it

@@ -55,7 +55,7 @@ class Shared:
         self._written = [k for k, v in enumerate(function.params) if v in changed]
         self._others = [k for k, v in enumerate(function.params) if v not in changed]
 
-    def seen(self, args: Sequence[Any]) -> bool:
+    def overlaps(self, args: Sequence[Any]) -> bool:
         """Return whether a written tensor overlaps one that is not written."""
         if not self._written:
             return False

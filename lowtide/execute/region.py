@@ -39,7 +39,7 @@ from lowtide.execute.host_code import HostCode
 from lowtide.execute.keys import Keys
 from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
 from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
-from lowtide.execute.specialisations import Dying, Entry, Node, Specialisation, Split
+from lowtide.execute.specialisations import Donatable, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
 from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Value, walk
@@ -145,7 +145,7 @@ class Region:
             if spec.host is not None and not entry.eager:
                 try:
                     entry.run = self._runner(spec, entry)
-                    entry.dying = self.dying(entry)
+                    entry.donatable = self.donatable(entry)
                 except LowtideError:
                     raise
                 except Exception as error:
@@ -163,18 +163,18 @@ class Region:
             spec.run = spec.host.bind(self._callable(spec, entry))
         return spec.run
 
-    def dying(self, entry: Entry) -> Dying | None:
+    def donatable(self, entry: Entry) -> Donatable | None:
         """Return the operands that end with the region and that its kernels may overwrite. The
         entry must have an `executable`."""
         outer = frozenset(self.block.terminator.operands) if self.owned else frozenset[Value]()
-        return reuse.dying(entry.spec, entry, self.live_ins, self.owned, outer)
+        return reuse.donatable(entry.spec, entry, self.live_ins, self.owned, outer)
 
     def run_for(self, entry: Entry, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return the function that runs the kernels on these live-ins. Results are written over
         operands without other references: `values` and its environment must hold the only ones."""
         run, spec = entry.run, entry.spec
         assert run is not None
-        if entry.dying is None or not (alone := entry.dying.alone(values)):
+        if entry.donatable is None or not (alone := entry.donatable.alone(values)):
             return run
         taken = spec.executable.over_inputs(alone)
         key = tuple(taken.items())
@@ -503,11 +503,11 @@ class Region:
             self.mutates,
             records,
             orders,
-            self._seen(trace, results),
+            self._visible_layouts(trace, results),
             trace.used,
         )
 
-    def _seen(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
+    def _visible_layouts(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
         """Return the values whose layout the program shows."""
         leaving = [trace.env[v] for v in results if v in self.returned]
         if trace.stop == len(self.block.ops):

@@ -1,7 +1,8 @@
 """Finds operands of a region that die with it, whose memory its results may take.
 
-In: a region's specialisation, its kernels, the values of a call. Out: `Dying` operands. The kernels
-overwrite one if no other reference to it exists; `ownership` checks this before the region runs.
+In: a region's specialisation, its kernels, the values of a call. Out: `Donatable` operands. The
+kernels overwrite one if no other reference to it exists; `ownership` checks this before the
+region runs.
 
     y = conv2d(x, w)            y: made by an op of this block, dead after the next region
     z = relu(y * a)             z over y, if the reference counts show that nobody else has y
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lowtide.execute.specialisations import Dying, Entry, Specialisation
+from lowtide.execute.specialisations import Donatable, Entry, Specialisation
 from lowtide.ir.core import Op, Value, walk
 from lowtide.runtime import ownership
 from lowtide.specialise.abstract import Place
@@ -39,10 +40,10 @@ def owned(ops: Sequence[Op], pos: int) -> frozenset[Value]:
     return frozenset(made)
 
 
-def dying(
+def donatable(
     spec: Specialisation, entry: Entry, live_ins: Sequence[Value], owned: frozenset[Value],
     returned: frozenset[Value],
-) -> Dying | None:  # fmt: skip
+) -> Donatable | None:  # fmt: skip
     """Return those of `owned` that are dead after the kernels have read them and are large enough.
     `returned`: results of the block, if the region ends it."""
     host = spec.host
@@ -57,7 +58,7 @@ def dying(
             continue
         if _bytes(spec, entry, name) >= ownership.LEAST_BYTES:
             names[place] = name
-    return Dying(names=names) if names else None
+    return Donatable(names=names) if names else None
 
 
 def _alone_at(places: Mapping[str, Place]) -> dict[str, int]:

@@ -5,7 +5,7 @@ graph. Out: gradients that are part of it, too.
 
     energy = pairs(x).sum()                       x: [N, 3], N * N distances are never stored
     forces, = grad(energy, x, create_graph=True)  the backward Program with nothing saved, run as
-                                                  a region of its own: `_Again.apply`
+                                                  a region of its own: `_EdgeRegion.apply`
     loss(forces).backward()                       the backward pass of that Program
 
 PyTorch computes gradients of these again, and whatever has no such Program: what loops carry, sums
@@ -134,12 +134,12 @@ class _Recorder(Recorder):
     ) -> None:  # fmt: skip
         places = {n: Place(position=k, path=()) for k, n in enumerate(eager.names)}
         super().__init__(executable, gradient, eager, places, frozenset(), launch, by_eager)
-        self.function = _Again
+        self.function = _EdgeRegion
         self.edges = edges
         self.apart = self.dead = ()
 
 
-class _Again(Region):
+class _EdgeRegion(Region):
     """A region with PyTorch's edges: `_Recorder.edges`."""
 
     @staticmethod
@@ -169,7 +169,7 @@ class _Again(Region):
         return tuple(found)
 
 
-hide_with_callees(_Again.backward)
+hide_with_callees(_EdgeRegion.backward)
 
 
 def gradients(

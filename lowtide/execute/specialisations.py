@@ -25,7 +25,7 @@ _ENV: Final = 1  # references by the driver's environment, until the region has 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dying:
+class Donatable:
     """Live-ins that end with the region: name in the Program by position."""
 
     names: Mapping[int, str]
@@ -100,7 +100,7 @@ Node = Specialisation | Split
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A specialisation at exact sizes. `run` is None if PyTorch runs the ops. `dying`: see
+    """A specialisation at exact sizes. `run` is None if PyTorch runs the ops. `donatable`: see
     `reuse`."""
 
     spec: Specialisation
@@ -108,4 +108,4 @@ class Entry:
     sizes: list[int]
     run: Callable[..., tuple[Any, ...]] | None
     eager: str = ""
-    dying: Dying | None = None
+    donatable: Donatable | None = None

@@ -89,7 +89,7 @@ def counts(op: Op) -> bool:
     return is_addition and [v.type for v in op.operands[1:]] == [t.INT]
 
 
-def is_seen(block: Block, k: int) -> bool:
+def is_observable(block: Block, k: int) -> bool:
     """Return whether a later op could notice that op `k` of the block writes in place. It could not
     if the first operand was made in this block, under the same modes, in memory of its own, and no
     other value there shares that memory. A plain op may then replace op `k`."""

@@ -32,7 +32,7 @@ from lowtide.memory.elsewhere import Elsewhere
 from lowtide.memory.graph import nodes_of
 from lowtide.memory.largest import largest
 from lowtide.memory.layouts import is_packed
-from lowtide.memory.plan import Event, Held
+from lowtide.memory.plan import Event, LiveAllocation
 from lowtide.memory.stand_ins import like
 from lowtide.torch_private.autograd import current_node, sequence_number
 from lowtide.torch_private.dispatch import is_composite, parts_of_composite, schema_of
@@ -99,7 +99,7 @@ class Ledger(OwnMode):
         self.name, self.loc, self.kind = "", UNKNOWN_LOC, _TORCH
         self._clock = 0
         self._peak_clock = 0
-        self._peak_inside = Held(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
+        self._peak_inside = LiveAllocation(name="", nbytes=0, kind="", loc=UNKNOWN_LOC)
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_paused = False
@@ -123,7 +123,7 @@ class Ledger(OwnMode):
         if now_bytes > self.peak_bytes:
             self.peak_bytes = now_bytes
             self._peak_clock = self._clock
-            self._peak_inside = Held(
+            self._peak_inside = LiveAllocation(
                 name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
             )
 
@@ -226,16 +226,18 @@ class Ledger(OwnMode):
             and is_packed(x)
         )
 
-    def at_peak(self) -> list[Entry | Held]:
+    def at_peak(self) -> list[Entry | LiveAllocation]:
         """Return what is alive at the peak, the largest first."""
-        found: list[Entry | Held] = [
+        found: list[Entry | LiveAllocation] = [
             e for e in self.entries if e.born <= self._peak_clock < e.died and e.nbytes
         ]
         if self._peak_inside.nbytes:
             found.append(self._peak_inside)
         rest = self.peak_bytes - sum(e.nbytes for e in found)
         if rest > 0:
-            found.append(Held(name="rounding to blocks", nbytes=rest, kind=_TORCH, loc=UNKNOWN_LOC))
+            found.append(
+                LiveAllocation(name="rounding to blocks", nbytes=rest, kind=_TORCH, loc=UNKNOWN_LOC)
+            )
         return sorted(found, key=lambda e: -e.nbytes)
 
     # -- called by PyTorch --

@@ -16,7 +16,7 @@ from lowtide.errors import Loc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LiveAllocation:
     """A live allocation. `kind`: "output", "temporary" or "work memory". `formula`: its bytes in
     the sizes."""
 
@@ -34,7 +34,7 @@ class RunPeak:
 
     peak_bytes: int
     formula: str
-    buffers: tuple[Held, ...]
+    buffers: tuple[LiveAllocation, ...]
 
     def __str__(self) -> str:
         lines = [f"peak {self.peak_bytes} bytes = {self.formula}"]
@@ -46,15 +46,15 @@ class RunPeak:
 class Event:
     """An allocation or a free. An allocation without a free outlives the run."""
 
-    held: Held
+    held: LiveAllocation
     takes: bool
 
 
 def peak_of(events: Iterable[Event]) -> RunPeak:
     """Return the plan at the moment of the peak."""
-    held: dict[str, Held] = {}
+    held: dict[str, LiveAllocation] = {}
     total = 0
-    best: tuple[int, list[Held]] = (0, [])
+    best: tuple[int, list[LiveAllocation]] = (0, [])
     for event in events:
         x = event.held
         if event.takes:

@@ -244,7 +244,7 @@ def _class_loss(
         raise Unsupported("a loss over no classes")
     within, i64 = compute(logp.dtype), dtypes.i64
     kept = b.tensor(
-        target.shape, i64, lambda idx: _kept(b, target, idx, ignore).where(
+        target.shape, i64, lambda idx: _counts(b, target, idx, ignore).where(
             Term(b, b.load(target, idx)), 0).expr
     )  # fmt: skip
     b.check_bounds(kept, 0, classes)
@@ -254,12 +254,12 @@ def _class_loss(
         if weight is not None:
             at = gathered(b, kept, idx, classes, wraps=False)
             w = Term(b, b.load(weight, [at])).cast(within)
-        return _kept(b, target, idx, ignore).where(w, 0.0)
+        return _counts(b, target, idx, ignore).where(w, 0.0)
 
     def loss_at(idx: tuple[Index, ...]) -> Term:
         at = gathered(b, kept, idx, classes, wraps=False)
         picked = Term(b, b.load(logp, [*idx[:channel], at, *idx[channel:]])).cast(within)
-        valid = _kept(b, target, idx, ignore)
+        valid = _counts(b, target, idx, ignore)
         plain = valid.where(-picked * weigh(idx), 0.0)
         if not smoothing:
             return plain
@@ -287,7 +287,7 @@ def _class_loss(
     return b.tensor((), logp.dtype, lambda _: b.apply("div", b.load(total, []), b.load(mass, [])))
 
 
-def _kept(b: Builder, target: Val, idx: tuple[Index, ...], ignore: int) -> Term:
+def _counts(b: Builder, target: Val, idx: tuple[Index, ...], ignore: int) -> Term:
     return Term(b, b.load(target, idx)).fn("ne", ignore)
 
 
@@ -364,7 +364,7 @@ def _probability_loss(
         b.require_equal(weight.shape[0], logp.shape[channel], "one weight for each class")
     within, classes = compute(logp.dtype), logp.shape[channel]
 
-    def term(v: Term, full: list[Index], _kept: list[Index]) -> Term:
+    def term(v: Term, full: list[Index], _counts: list[Index]) -> Term:
         share = Term(b, b.load(target, full)).cast(within)
         if smoothing:
             share = share * (1.0 - smoothing) + smoothing / Term(b, b.cast(b.at(classes), within))

@@ -41,7 +41,7 @@ def eliminate_common_subexpressions(fn: Function) -> Function:
     def key(op: Op) -> Key | None:
         if op.blocks or not opdefs.is_shareable(op, makers, fixed) or may_change(op, changes):
             return None
-        return None if _is_lent(op, leaving) else key_of(op)
+        return None if _may_escape(op, leaving) else key_of(op)
 
     share(result.block, ChainMap[Key, list[Value]](), {}, key)
     return result
@@ -99,7 +99,7 @@ def share(
     block.ops = kept
 
 
-def _is_lent(op: Op, leaving: set[Value]) -> bool:
+def _may_escape(op: Op, leaving: set[Value]) -> bool:
     """Return whether the op makes a tensor that the caller may see or change. `leaving`: such
     values."""
     made = op.name.startswith("torch.") and not opdefs.has_kind(op.name, ("size",))

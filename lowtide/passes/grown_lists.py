@@ -34,7 +34,7 @@ def grow_in_place(fn: Function) -> Function:
     return result
 
 
-class _Turned(NamedTuple):
+class _Reversed(NamedTuple):
     """A list that holds the items of another, from either end."""
 
     of: Value
@@ -50,7 +50,7 @@ class _Lists:
 
     def block(self, block: Block) -> None:
         kept: list[Op] = []
-        turned: dict[Value, _Turned] = {}  # while neither has changed
+        turned: dict[Value, _Reversed] = {}  # while neither has changed
         for op in block.ops:
             op.operands = [self.stand_ins.get(v, v) for v in op.operands]
             for inner in op.blocks:
@@ -69,8 +69,8 @@ class _Lists:
             for made in (op, *after):
                 if self.is_private_reversed(made):
                     xs = made.operands[0]
-                    below = turned.get(xs, _Turned(xs, False))
-                    turned[made.result] = _Turned(below.of, not below.is_reversed)
+                    below = turned.get(xs, _Reversed(xs, False))
+                    turned[made.result] = _Reversed(below.of, not below.is_reversed)
             added = self.extended_by(op)
             kept += [*before, *([op] if added is None else added), *after]
         block.ops = kept
@@ -178,7 +178,7 @@ class _Lists:
             and not any(xs in u.operands[1:] for u in users)
         )
 
-    def flipped(self, stack: Op, turned: _Turned) -> list[Op]:
+    def flipped(self, stack: Op, turned: _Reversed) -> list[Op]:
         """Stack the rows in the order of the original list. Return the ops that flip the result."""
         dim = stack.operands[1]
         stack.operands = [turned.of, dim]

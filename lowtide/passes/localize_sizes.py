@@ -43,7 +43,7 @@ def _ask(block: Block, makers: Makers, outside: set[Value]) -> None:
             stand_ins: dict[Value, Value] = {}
             for value in free_values([op]):
                 if value in before and _is_of_sizes(value, makers):
-                    kept += _again(value, makers, stand_ins)
+                    kept += _copies(value, makers, stand_ins)
             _replace(op, stand_ins)
             before.update(r for x in kept for r in x.results)
         kept.append(op)
@@ -58,14 +58,14 @@ def _is_of_sizes(value: Value, makers: Makers) -> bool:
     return maker.name == "torch.size.dim" or all(_is_of_sizes(v, makers) for v in maker.operands)
 
 
-def _again(value: Value, makers: Makers, stand_ins: dict[Value, Value]) -> Iterator[Op]:
+def _copies(value: Value, makers: Makers, stand_ins: dict[Value, Value]) -> Iterator[Op]:
     """Copies of the ops that compute a number."""
     maker = makers[value]
     if value in stand_ins:
         return
     for operand in maker.operands:
         if operand in makers and makers[operand].name in _OF_SIZES:
-            yield from _again(operand, makers, stand_ins)
+            yield from _copies(operand, makers, stand_ins)
     made = clone_op(maker, stand_ins)
     stand_ins[value] = made.result
     yield made

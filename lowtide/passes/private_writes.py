@@ -1,8 +1,8 @@
 """Replaces an in-place activation by the plain op, where no alias sees the write.
 
 In, out: a Function. Invariant: the tensor that is written was just made, in memory of its own,
-and has no alias (`ir/aliases.is_seen`); any other write stays a `mutate`. Only activations, which
-preserve dtype and shape, are rewritten: other ops may promote.
+and has no alias (`ir/aliases.is_observable`); any other write stays a `mutate`. Only activations,
+which preserve dtype and shape, are rewritten: other ops may promote.
 
     %y: Tensor = torch.batch_norm(…)                  %y: Tensor = torch.batch_norm(…)
     %z: Tensor = mutate(%y, True) {"F.relu", …}   →   %z: Tensor = torch.relu(%y, False)
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from lowtide.ir import types as t
-from lowtide.ir.aliases import is_seen
+from lowtide.ir.aliases import is_observable
 from lowtide.ir.core import Block, Function, Op, Value, clone, walk
 from lowtide.ir.signature import accepts
 from lowtide.ops.registry import REQUIRED, OpRecord, lookup
@@ -43,7 +43,7 @@ def _visit(block: Block, makers: Makers) -> None:
         for inner in op.blocks:
             _visit(inner, makers)
         made = _plain(op, makers) if op.name == "mutate" else []
-        if made and not is_seen(block, k):
+        if made and not is_observable(block, k):
             block.ops[k : k + 1] = made
             k += len(made) - 1
             makers.update((r, new) for new in made for r in new.results)

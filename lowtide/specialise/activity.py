@@ -131,7 +131,7 @@ class Activity:
         if self.records:
             self.diff.assume(value)
 
-    def again(self, first: int) -> None:
+    def differentiate_from(self, first: int) -> None:
         """Differentiate the definitions from number `first` on anew. Raises Unsupported."""
         if self.records:
             for y in self.builder.program.delays.values():

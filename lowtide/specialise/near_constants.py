@@ -42,7 +42,7 @@ def with_near_constants(function: Function) -> Function:
             near[op.result] = op.result
         elif not is_end and not op.blocks:
             for v in op.operands:
-                ops += _again(v, known, near)
+                ops += _copies(v, known, near)
             op = replace(op, operands=[near.get(v, v) for v in op.operands])
         if is_end or (is_long and not is_constant):
             near.clear()
@@ -50,13 +50,13 @@ def with_near_constants(function: Function) -> Function:
     return with_block(function, Block(function.block.args, ops))
 
 
-def _again(value: Value, known: Mapping[Value, Op], near: dict[Value, Value]) -> Iterator[Op]:
+def _copies(value: Value, known: Mapping[Value, Op], near: dict[Value, Value]) -> Iterator[Op]:
     """Yield copies of the ops that make a constant."""
     if value in near or value not in known:
         return
     maker = known[value]
     for v in maker.operands:
-        yield from _again(v, known, near)
+        yield from _copies(v, known, near)
     near[value] = Value(value.name, value.type)
     operands = [near[v] for v in maker.operands]
     yield replace(maker, operands=operands, results=[near[value]])

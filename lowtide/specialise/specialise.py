@@ -528,7 +528,7 @@ class _Specialiser:
             bound[flag] = constant(False)
         return torch_ops.lowered(self, op, record, "pointwise", (), [frozen(x) for x in bound])[0]
 
-    def made_again(self, record: Any, operands: Sequence[Abs]) -> Any:
+    def refreshed_view(self, record: Any, operands: Sequence[Abs]) -> Any:
         """Return a view of its base's present value, with the gradient of that."""
         before, self.b.op = self.b.op, record.name
         first = len(self.b.program.defs)

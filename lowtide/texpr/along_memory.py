@@ -112,7 +112,7 @@ def _lane_of_sum(d: Def, e: Reduce, strides: Strides, hints: Mapping[str, int]) 
             continue
         rest = [a for a in e.axes if a not in lane.axes]
         streams = [x for x in ex.loads(e.body) if x.free.issuperset(rest)]
-        if load in streams and points(rest, hints) >= LEAST and _all_beside(streams, lane, strides):
+        if load in streams and points(rest, hints) >= LEAST and _contiguous(streams, lane, strides):
             return lane
     return None
 
@@ -123,7 +123,7 @@ def _lane_of_value(d: Def, strides: Strides) -> _Lane | None:
     streams = [load for load in ex.loads(d.expr) if load.free == own]
     for load in streams:
         lane = _lane_of(load, strides)
-        if lane is not None and _all_beside(streams, lane, strides):
+        if lane is not None and _contiguous(streams, lane, strides):
             is_so = not lane.is_cut and lane.whole is next(a for a in d.axes[::-1] if a in own)
             return None if is_so else lane
     return None
@@ -150,11 +150,11 @@ def _are_one_in(axes: Sequence[Axis], lane: _Lane) -> bool:
     return len(at) < 2 or (at[1] == at[0] + 1 and axes[at[0]] is lane.outer)
 
 
-def _all_beside(loads: Sequence[Load], lane: _Lane, strides: Strides) -> bool:
-    return all(_is_beside(load, lane, strides) for load in loads)
+def _contiguous(loads: Sequence[Load], lane: _Lane, strides: Strides) -> bool:
+    return all(_is_contiguous(load, lane, strides) for load in loads)
 
 
-def _is_beside(load: Load, lane: _Lane, strides: Strides) -> bool:
+def _is_contiguous(load: Load, lane: _Lane, strides: Strides) -> bool:
     """Return whether the load walks through contiguous memory along the whole axis, or does not
     depend on it."""
     if load.free.isdisjoint(lane.axes):

@@ -139,7 +139,7 @@ class Differentiation:
         if pulled is None:
             return []
         d = self.defs[name]
-        return [(x.source, _handed(d, pulled, x, value)) for x, value in pulled.loads.items()]
+        return [(x.source, _contribution(d, pulled, x, value)) for x, value in pulled.loads.items()]
 
     def _spreads(self, part: Contribution, name: str, sizes: Mapping[str, int]) -> bool:
         """Return whether scattering a contribution further on would scatter `_SPREAD` times as many
@@ -200,7 +200,7 @@ class Differentiation:
 
     def _check(self, d: Def, pulled: Pulled) -> None:
         for load, value in pulled.loads.items():
-            use = _handed(d, pulled, load, value)
+            use = _contribution(d, pulled, load, value)
             if not use.is_sparse or load.source in self.delays:
                 for part in without_clamps(use):
                     placed(part, tuple(Axis("y", size) for size in self.shape(load.source)))
@@ -348,7 +348,7 @@ def cotangent_name(name: str) -> str:
     return f"ct_{name}"
 
 
-def _handed(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
+def _contribution(d: Def, pulled: Pulled, load: Load, value: Expr) -> Contribution:
     return Contribution(
         user=d.name,
         scope=pulled.scope,
@@ -435,7 +435,7 @@ class _Cotangents:
             if load.source not in self.needed:
                 continue
             given = self.parts.setdefault(load.source, [])
-            handed = _handed(d, pulled, load, value)
+            handed = _contribution(d, pulled, load, value)
             if defined:
                 given.append(handed)
             given += [part.through(d, _seed(d), handed) for part in sparse]

@@ -35,7 +35,7 @@ from lowtide.texpr.algebra import at_indices, over_numbers
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
 from lowtide.texpr.index import Axis, as_index, row_major
 from lowtide.texpr.places import address, merged, stride_along
-from lowtide.texpr.sizes import elements, elements_held, likely, points
+from lowtide.texpr.sizes import elements, elements_stored, likely, points
 
 DTYPES = ("f32", "f64")
 LARGE = 1 << 22  # multiplications, some 40 us
@@ -78,7 +78,9 @@ def _without_copies(program: Program, names: frozenset[str]) -> tuple[Program, f
     roots = {*program.outputs, *program.checks}
     for name in sorted(names - roots):
         d = program.defs[name]
-        found = (_turned(d, reader) for reader in program.defs.values() if _reads(reader, name))
+        found = (
+            _permuted_product(d, reader) for reader in program.defs.values() if _reads(reader, name)
+        )
         turned = next((t for t in found if t is not None), None)
         if turned is not None:
             program = _written_as(program, d, turned)
@@ -90,7 +92,7 @@ def _reads(d: Def, name: str) -> bool:
     return any(load.source == name for load in ex.loads(d.expr))
 
 
-def _turned(d: Def, reader: Def) -> Def | None:
+def _permuted_product(d: Def, reader: Def) -> Def | None:
     """Return the reader as the product itself, maybe with permuted axes, if it is only a copy; else
     None."""
     load = reader.expr
@@ -210,7 +212,7 @@ class _Work:
         self.products: dict[str, Product] = {}
         self.stored: dict[Expr, str] = {}  # operands, over numbered axes
         self.roots = {*program.outputs, *program.checks}
-        self.held = elements_held(program, self.roots, hints)
+        self.held = elements_stored(program, self.roots, hints)
         self.readers: dict[str, list[Expr]] = {}
         for d in program.defs.values():
             for source in {load.source for load in ex.loads(d.expr)}:

@@ -149,7 +149,7 @@ class _Partition:
         self.ends: dict[str, str] = {}
         self.filled: set[str] = set()  # blocks that are read
         self.whole: set[str] = {r for r in self.roots if r in self.cycle_of}
-        self.same = self._handed_out() if not level else {}  # of a step each has its own place
+        self.same = self._escaping_steps() if not level else {}  # of a step each has its own place
 
     def _blocks(self, even: Mapping[str, int]) -> Iterator[tuple[str, Block]]:
         """Yield values that are read from a tensor of all their parts, which a loop fills."""
@@ -185,7 +185,7 @@ class _Partition:
                     made.append(part)
         return made[::-1]
 
-    def _handed_out(self) -> dict[str, str]:
+    def _escaping_steps(self) -> dict[str, str]:
         """Outputs that are all steps of a loop's value, or the last one: each memory once."""
         found: dict[str, str] = {}
         taken = {self._origin(r)[0] for r in self.roots if r in self.cycle_of}
@@ -267,7 +267,7 @@ class _Partition:
             if name in defs or name in inputs:
                 continue
             d = self.defs.get(name)
-            if d is None or not (self._place(name) == number or self._is_done_again(d)):
+            if d is None or not (self._place(name) == number or self._is_recomputed(d)):
                 self._need(inputs, name)
                 continue
             new = self._with_ends(self._after_loop(d) if name in self.after else d)
@@ -278,7 +278,7 @@ class _Partition:
         outputs = [n for n in roots if n not in checks or n in self.program.outputs]
         return Part(program=Program(inputs=inputs, defs=ordered, outputs=[*outputs, *checks]))
 
-    def _is_done_again(self, d: Def) -> bool:
+    def _is_recomputed(self, d: Def) -> bool:
         """Return whether each part that reads the definition recomputes it."""
         if d.name in self.cycle_of:
             return d.name in self.after

@@ -33,7 +33,7 @@ def elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:
     return math.prod(likely(size, hints) for size in shape)
 
 
-def elements_held(program: Program, roots: Iterable[str], hints: Mapping[str, int]) -> int:
+def elements_stored(program: Program, roots: Iterable[str], hints: Mapping[str, int]) -> int:
     """Return the elements of all inputs and outputs."""
     inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
     made = (program.defs[n] for n in roots if n in program.defs)

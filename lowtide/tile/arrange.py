@@ -163,13 +163,13 @@ class Arrangement:
         # those that another sweep waits for may as well wait for the maximum
         alike = ((n, m) for n, m in self.rescaled.items() if self.levels[n] == self.levels[m])
         self.rescaled = dict(alike)
-        self.held = self._held()
+        self.held = self._stored_in_task()
         for item in self.all_items():
-            inside = self.held_in(item.body)
+            inside = self.stored_in(item.body)
             item.staged = [*inside, *(e for e in item.staged if e not in self.held)]
         for item in self.items:
             beside = [i for i in self.items if i is not item and self._share_sweeps(i, item)]
-            if found := self._made_beside(item, beside):
+            if found := self._staged_by_others(item, beside):
                 inside = {x for e in found for x in ex.walk(e)}
                 inside -= set(reached(item.body, {*found, *item.staged}))
                 item.staged = [*found, *(e for e in item.staged if e not in inside)]
@@ -391,10 +391,10 @@ class Arrangement:
             for e in item.staged:
                 self._bound(tuple(a for a in item.loops if a in self.ctx.live(e)), tiles)
         self._keep_whole(tiles)
-        kept = self._kept_by_steps()
+        kept = self._invariant_axes()
         return {a: tile for a, tile in tiles.items() if self._known(a) > tile and a not in kept}
 
-    def _kept_by_steps(self) -> frozenset[Axis]:
+    def _invariant_axes(self) -> frozenset[Axis]:
         """Return the axes of staged values that no step changes, if a task has room for all."""
         if not self.in_loop:
             return frozenset()
@@ -411,7 +411,7 @@ class Arrangement:
         computing it twice. The second sweep waits for a sum of the first."""
         for item in self.local.values():
             d = item.d
-            if not is_register_tile(item, self.ctx) or not self._is_swept_again(d):
+            if not is_register_tile(item, self.ctx) or not self._needs_second_sweep(d):
                 continue
             own = own_axes(d)
             rows = math.prod(t.tile or 1 for t in self.grid if t.axis in own)
@@ -424,7 +424,7 @@ class Arrangement:
                 tiles[a] = min(tiles[a], max(KEPT_POINTS // rows, 1))
                 rows *= tiles[a]
 
-    def _is_swept_again(self, d: Def) -> bool:
+    def _needs_second_sweep(self, d: Def) -> bool:
         """Return whether a reader waits for a sum of another reader over one of d's axes."""
         swept = set(own_axes(d)) - self.grid_axes()
         readers = [u for u in self.defs.values() if d.name in sources(u)]
@@ -526,7 +526,7 @@ class Arrangement:
 
     # -- values held by a task --
 
-    def _held(self) -> frozenset[Expr]:
+    def _stored_in_task(self) -> frozenset[Expr]:
         """Return expressions of several nests that a task stores, as far as it has room."""
         items = [i for i in self.all_items() if i.name not in self.rescaled]
         readers = [Reader(self._nest_of(i), i.body) for i in items]
@@ -537,7 +537,7 @@ class Arrangement:
             self.grid = (*self.grid[:-1], Tiled(axis, max(min(tile, HELD_POINTS // in_row), 1)))
         return found
 
-    def held_in(self, e: Expr) -> list[Expr]:
+    def stored_in(self, e: Expr) -> list[Expr]:
         """Return the held values in an expression, each after those that it is made of."""
         return [x for x in ex.walk(e) if x in self.held]
 
@@ -547,7 +547,7 @@ class Arrangement:
             return False
         return a.chain == b.chain and self.levels[a.name] == self.levels[b.name]
 
-    def _made_beside(self, item: Item, beside: list[Item]) -> list[Expr]:
+    def _staged_by_others(self, item: Item, beside: list[Item]) -> list[Expr]:
         """Costly values of a tile that others stage, and their parts: the item reads them, too."""
         costly = [(e, o) for o in beside for e in o.staged if cost(e) >= WORTH_HOLDING]
         own = set(reached(item.body, set(item.staged))) if costly else set[Expr]()

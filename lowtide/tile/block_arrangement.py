@@ -102,17 +102,17 @@ class BlockArrangement(Arrangement):
 
     def _tiles(self) -> dict[Axis, int]:
         """Sweep every axis outside of the grid, except those that accumulators keep in full."""
-        kept = self._kept_in_full()
+        kept = self._full_axes()
         loops = dict.fromkeys(a for i in self.all_items() for a in i.loops)
         outside = self.grid_axes() | kept
         return {a: self.blocks.get(a, 1) for a in loops if a not in outside}
 
-    def _held(self) -> frozenset[Expr]:
+    def _stored_in_task(self) -> frozenset[Expr]:
         return frozenset()
 
     # -- sizes of blocks --
 
-    def _kept_in_full(self) -> frozenset[Axis]:
+    def _full_axes(self) -> frozenset[Axis]:
         grid = self.grid_axes()
         reductions = (i for i in self.items if i.kind == "reduce")
         return frozenset(a for i in reductions for a in i.kept if a not in grid)
@@ -142,7 +142,7 @@ class BlockArrangement(Arrangement):
         given = self.target.blocks.choices
         self.known = {i: self._known_of(i) for i in self.all_items()}
         varied = self._varied()
-        whole = {a: self.power(a) for a in self._kept_in_full()}
+        whole = {a: self.power(a) for a in self._full_axes()}
         seen: set[tuple[tuple[Axis, int], ...]] = set()
         for values in itertools.product(
             *(given[n] if n in varied else given[n][:1] for n in TILES)
@@ -170,7 +170,7 @@ class BlockArrangement(Arrangement):
     def too_wide(self, sizes: Mapping[str, int]) -> Index | None:
         """Return, for an axis that is held in full, how much longer it is than the GPU can hold;
         None if it can hold all."""
-        planned = {a: self.power(a) for a in self._kept_in_full()}
+        planned = {a: self.power(a) for a in self._full_axes()}
         known = (a for a in planned if symbols(a.extent) <= sizes.keys())
         wider = {a: power_of(max(evaluate(a.extent, sizes), 1)) for a in known}
         wider = {a: n for a, n in wider.items() if n > planned[a]}
@@ -187,7 +187,7 @@ class BlockArrangement(Arrangement):
         other = copy.copy(self)
         other.hints = {**self.hints, **sizes}
         other.ctx = replace(self.ctx, hints=other.hints)
-        shape = other.shape(self.blocks, {a: other.power(a) for a in self._kept_in_full()})
+        shape = other.shape(self.blocks, {a: other.power(a) for a in self._full_axes()})
         return predict(shape, self.target.blocks.gpu, self.warps, self.stages).time_ns
 
     def _holds(self, whole: Blocks) -> bool:
@@ -222,7 +222,7 @@ class BlockArrangement(Arrangement):
     def _sized_blocks(self) -> Blocks:
         """Choose blocks, the largest items first. Sums that other kernels also compute run term by
         term, so that all add in one order."""
-        whole = {a: self.power(a) for a in self._kept_in_full()}
+        whole = {a: self.power(a) for a in self._full_axes()}
         alike = (i for i in self.all_items() if i.name in self.alike and not self.known[i].products)
         found: Blocks = {a: 1 for i in alike for a in i.over if a not in whole}
         for item in sorted(self.all_items(), key=self._work, reverse=True):

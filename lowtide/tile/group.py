@@ -23,7 +23,7 @@ from lowtide.texpr.expr import Def, Load, Program, Reduce
 from lowtide.texpr.index import Axis, Gather, Index, as_index, deep_atoms, the_axis
 from lowtide.texpr.library import Product
 from lowtide.texpr.normalise import INLINE_NODES, inline
-from lowtide.texpr.sizes import elements, elements_held
+from lowtide.texpr.sizes import elements, elements_stored
 from lowtide.tile.axes import (
     common_axes,
     consumed,
@@ -223,7 +223,7 @@ class Shared(dict[str, Def]):
 def _limits(
     program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
 ) -> Limits:
-    stored = elements_held(program, roots, hints)
+    stored = elements_stored(program, roots, hints)
     large = (d for d in program.defs.values() if elements(d.shape, hints) > stored)
     long = [d.name for d in large if is_long(d, hints)]
     return Limits(

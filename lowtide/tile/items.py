@@ -156,7 +156,7 @@ def _atom_step(atom: Atom, axis: Axis, lanes: int) -> int | None:
 
 
 @lru_cache(maxsize=8192)
-def held_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
+def breaks_along(offset: Index, axis: Axis) -> tuple[Clamp | Mod, ...]:
     """Return the clamps and remainders that, at a few points, keep points along the axis from being
     contiguous."""
     held = [a for a in offset.atoms() if isinstance(a, Clamp | Mod) and axis in deep_atoms(a.num)]
@@ -247,7 +247,7 @@ def _walked_cost(load: Load, a: Axis, ctx: Context) -> float:
     offset = address(load, ctx.strides)
     step = along_lanes(offset, a, ctx.lanes)
     if step is None:
-        return TESTED if held_along(offset, a) else ANYWHERE * ctx.lanes
+        return TESTED if breaks_along(offset, a) else ANYWHERE * ctx.lanes
     known = {0: SPLAT, 1: SIDE_BY_SIDE}
     return (
         known.get(step.const, STRIDED * ctx.lanes)

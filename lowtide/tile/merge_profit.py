@@ -76,7 +76,7 @@ def pays(
     elif leaves_few(before, common, limits.strides, hints, limits.tasks):
         return False
     return _worth_it(full, common, hints, limits) and not any(
-        _is_done_again(d, full, common, hints, limits.stored) for d in full.values()
+        _is_computed_twice(d, full, common, hints, limits.stored) for d in full.values()
     )
 
 
@@ -191,7 +191,7 @@ def _spreads(
     return any(held > COLUMNS * likely(a.extent, hints) for a in large_axes(outside, hints))
 
 
-def _is_done_again(
+def _is_computed_twice(
     d: Def,
     defs: Mapping[str, Def],
     common: list[Axis],

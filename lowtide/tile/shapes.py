@@ -52,7 +52,7 @@ def shape_of(items: Iterable[Item], tiles: Tiles, ctx: Context) -> Shape:
     return Shape(
         programs=tiles.programs,
         parts=tuple(_part(i, tiles, ctx) for i in items),
-        held_words=sum(_held_words(i, tiles) for i in reduces),
+        held_words=sum(_accumulator_registers(i, tiles) for i in reduces),
         folds=sum(len(tiles.dims(i.over)) for i in wide),
         moved_bytes=_moved_bytes(items, ctx),
     )
@@ -136,7 +136,7 @@ def _words(dtype: DType) -> int:
     return max(BY_NAME[dtype.compute].itemsize // 4, 1)
 
 
-def _held_words(item: Item, tiles: Tiles) -> int:
+def _accumulator_registers(item: Item, tiles: Tiles) -> int:
     """Registers of an accumulator: wide, unless it is a product."""
     axes = item.kept if product_in(item, tiles) is not None else item.loops
     twin = 3 if item.d.expr.dtype is not item.body.dtype else 1  # a place, and the best value

@@ -28,7 +28,7 @@ from lowtide.texpr.expr import At, Def, Expr, Input, Load, Program, Reduce, Rewr
 from lowtide.texpr.index import Atom, Axis, Index, Size, as_index, the_axis
 from lowtide.texpr.index_ranges import rebuild
 from lowtide.texpr.partition import Part
-from lowtide.texpr.sizes import elements_held, likely
+from lowtide.texpr.sizes import elements_stored, likely
 from lowtide.tile.axes import is_long, own_axes
 from lowtide.tile.group import RECOMPUTED, Group
 
@@ -75,7 +75,7 @@ def _repeated(program: Program, groups: Sequence[Group], hints: Mapping[str, int
     from memory."""
     copies = {n.removesuffix(RECOMPUTED) for g in groups for n in g.defs if n not in program.defs}
     read = {n for g in groups for n in g.all_sources()}
-    room = elements_held(program, {*program.outputs, *program.checks}, hints)
+    room = elements_stored(program, {*program.outputs, *program.checks}, hints)
     for n, d in program.defs.items():
         is_stored = n in read and math.prod(likely(size, hints) for size in d.shape) > room
         if (n in copies or is_stored) and is_long(d, hints):
@@ -86,7 +86,7 @@ class _Cutter:
     """One product, one of its axes as the rows."""
 
     def __init__(self, program: Program, made: Def, axis: Axis, hints: Mapping[str, int]) -> None:
-        self.program = program = _turned(program)
+        self.program = program = _in_order_of_results(program)
         self.hints = hints
         self.extent = axis.extent
         self.roots = {*program.outputs, *program.checks}
@@ -104,7 +104,7 @@ class _Cutter:
     def _pairs(self, made: Def) -> set[str]:
         """Return the values that are too large to be stored, and are read together with the product
         or computed from it. Others run before or after, perhaps in strips of their own."""
-        room = elements_held(self.program, self.roots, self.hints)
+        room = elements_stored(self.program, self.roots, self.hints)
         defs = self.program.defs
         large = {n for n, d in defs.items() if self._elements(d) > room}
         together = [
@@ -143,7 +143,7 @@ class _Cutter:
             return False
         if not self._finds_rows() or not all(map(self._is_summed_up, self.inside)):
             return False
-        return all(map(self._is_row_major, self.inside & self._kept()))
+        return all(map(self._is_row_major, self.inside & self._escaping()))
 
     def _finds_rows(self) -> bool:
         """Find the axis of the rows of each value. Return False if a value reads other rows of a
@@ -190,7 +190,7 @@ class _Cutter:
     def _is_total(self, name: str) -> bool:
         return self.rows[name] not in self.program.defs[name].axes
 
-    def _kept(self) -> set[str]:
+    def _escaping(self) -> set[str]:
         """Return the values that the caller or later parts read."""
         later = self.program.defs.keys() & self.below - self.inside
         return self.roots | {x.source for n in later for x in ex.loads(self.program.defs[n].expr)}
@@ -231,7 +231,7 @@ class _Cutter:
             if name in defs or name in inputs:
                 continue
             is_own = d is not None and name not in self.inside
-            if d is None or not is_own or (late and not self._is_written_again(name, d)):
+            if d is None or not is_own or (late and not self._is_overwritten(name, d)):
                 inputs[name] = self._input(name)
                 continue
             defs[name] = d
@@ -242,7 +242,7 @@ class _Cutter:
         outputs = [*outputs, *checks]
         return Program(inputs=inputs, defs=ordered, outputs=outputs, again=self.program.again)
 
-    def _is_written_again(self, name: str, d: Def) -> bool:
+    def _is_overwritten(self, name: str, d: Def) -> bool:
         if name not in self.below and name in self.added_to:
             return False
         return name in self.below or not isinstance(d.expr, Reduce)
@@ -273,7 +273,7 @@ class _Cutter:
             for load in ex.loads(d.expr):
                 if load.source not in defs and load.source not in inputs:
                     inputs[load.source] = self._input(load.source)
-        kept = self._kept()
+        kept = self._escaping()
         return Strips(
             program=Program(
                 inputs=inputs,
@@ -329,7 +329,7 @@ def _added(d: Def, before: str) -> Def:
     return dataclasses.replace(d, expr=expr)
 
 
-def _turned(program: Program) -> Program:
+def _in_order_of_results(program: Program) -> Program:
     """Return the Program in which sums are stored in the order of axes in which they are
     returned."""
     users = Counter(s for d in program.defs.values() for s in {x.source for x in ex.loads(d.expr)})

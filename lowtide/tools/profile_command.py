@@ -50,7 +50,7 @@ def profile_script(options: argparse.Namespace) -> int:
             _print_fault(fault)
             return 1
         prof = profile()
-        with _stdout_kept() if options.json else contextlib.nullcontext():
+        with _stdout_to_stderr() if options.json else contextlib.nullcontext():
             status = _run(main, code, prof)
         is_written = _write_files(prof, options)
         _print_report(prof, options)
@@ -99,7 +99,7 @@ def _as_main(options: argparse.Namespace) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _stdout_kept() -> Generator[None]:
+def _stdout_to_stderr() -> Generator[None]:
     """A context whose output to stdout goes to stderr, also from C and child processes."""
     sys.stdout.flush()
     kept = os.dup(1)

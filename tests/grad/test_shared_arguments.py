@@ -49,9 +49,9 @@ def test_which_memory_is_seen_twice() -> None:
     compiled: Any = lt.script(in_place)
     driver, _ = compiled.resolve(compiled.bind((x, var, var, var), {}))
     shared = Shared(driver.function)
-    assert not shared.seen([x, both[:3], var, both[3:]])
-    assert shared.seen([x, both[:3], var, both[2:5]])
-    assert shared.seen([x, both[:3], both[1:4], var])
-    assert shared.seen([x, both[::2], var, both[1:2]])  # between the elements of the other
-    assert not shared.seen([x, both[:3], var, var])
-    assert not shared.seen([x, both[:0], var, both])
+    assert not shared.overlaps([x, both[:3], var, both[3:]])
+    assert shared.overlaps([x, both[:3], var, both[2:5]])
+    assert shared.overlaps([x, both[:3], both[1:4], var])
+    assert shared.overlaps([x, both[::2], var, both[1:2]])  # between the elements of the other
+    assert not shared.overlaps([x, both[:3], var, var])
+    assert not shared.overlaps([x, both[:0], var, both])

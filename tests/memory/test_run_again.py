@@ -148,7 +148,7 @@ def test_the_fewer_bytes_the_more_is_computed_again(in_chunks: bool) -> None:
     args = inputs()
     sections = Sections(two, args)
     cutter = sections.cutter
-    most_bytes = cutter.beside(dict.fromkeys(sections.runs, 4) if in_chunks else {})
+    most_bytes = cutter.set_chunked(dict.fromkeys(sections.runs, 4) if in_chunks else {})
     assert cheapest(cutter, most_bytes * 2) == []
     costs: list[int] = []
     while (segments := cheapest(cutter, most_bytes)) is not None:

@@ -283,6 +283,6 @@ def test_a_search_ends_where_chunks_leave_nothing_to_segments() -> None:
     cutter = Cutter(Effects(outer))
     chunks = dict.fromkeys(candidates(outer), 16)
     assert chunks
-    assert cutter.beside(chunks) >= 0
+    assert cutter.set_chunked(chunks) >= 0
     found = _with_segments(_Trials(driver, values), cutter, chunks, _Least())
     assert len(list(islice(found, 10))) < 10

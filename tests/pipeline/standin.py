@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowtide.memory.plan import Event, Held
+from lowtide.memory.plan import Event, LiveAllocation
 from lowtide.texpr.evaluate import evaluate
 from lowtide.texpr.expr import Program
 from lowtide.texpr.printer import print_program
@@ -27,7 +27,7 @@ class Kernel:
 class Plan:
     peak_bytes: int
     formula: str
-    buffers: list[Held] = field(default_factory=list)
+    buffers: list[LiveAllocation] = field(default_factory=list)
 
 
 class StandIn:
@@ -74,14 +74,14 @@ class StandIn:
         return 0.0
 
     def memory(self, sizes: Mapping[str, int]) -> Plan:
-        buffers: list[Held] = []
+        buffers: list[LiveAllocation] = []
         for name in self.program.outputs:
             d = self.program.defs[name]
             count = 1
             for s in d.shape:
                 count *= evaluate_size(s, sizes)
             nbytes = count * d.dtype.itemsize
-            buffers.append(Held(name=name, nbytes=nbytes, kind="output", loc=d.loc))
+            buffers.append(LiveAllocation(name=name, nbytes=nbytes, kind="output", loc=d.loc))
         return Plan(sum(b.nbytes for b in buffers), " + ".join(b.name for b in buffers), buffers)
 
 

@@ -22,7 +22,7 @@ from lowtide.texpr.index import Axis, Clamp, Gather, Index, Mod, as_index, deep_
 from lowtide.texpr.index_ranges import substitute
 from lowtide.texpr.places import address, place_in, stride_along
 from lowtide.tile.ir import Accumulate, Buffer, Nest, Stage, Store
-from lowtide.tile.items import along_lanes, held_along
+from lowtide.tile.items import along_lanes, breaks_along
 
 
 @dataclass(slots=True)
@@ -339,7 +339,7 @@ class Body:
         step = None if self._gathers_along(offset) else self._step(offset, v)
         n = "lanes" if self.variant.partial else str(self.names.lanes)
         if step is None:
-            return self._held_in_bounds(pointer, offset, point, dtype, n)
+            return self._load_clamped(pointer, offset, point, dtype, n)
         if step.const == 0:
             return self._splat(f"{pointer}[{self._index(offset, point)}]", dtype)
         base = f"{pointer} + {self._index(offset, point)}"
@@ -377,14 +377,12 @@ class Body:
             return f"{self.names.use(f'cast_{dtype.name}_f32')}((u16v){{0}} + {element})"
         return f"{self.names.use(f'splat_{dtype.name}')}({element})"
 
-    def _held_in_bounds(
-        self, pointer: str, offset: Index, point: Point, dtype: DType, n: str
-    ) -> str:
+    def _load_clamped(self, pointer: str, offset: Index, point: Point, dtype: DType, n: str) -> str:
         """Load lanes that are contiguous except for clamps and remainders: one vector load if no
         lane is clamped or wraps around, one element if a clamp makes all lanes equal."""
         v = self.nest.vector
         assert v is not None
-        held = held_along(offset, v)
+        held = breaks_along(offset, v)
         if not held:
             return self._lane_by_lane(pointer, offset, point, dtype, n)
         tests = [self._is_run(a, point, n) for a in held]

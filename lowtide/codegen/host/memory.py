@@ -28,7 +28,7 @@ from lowtide.codegen.host.program import (
     Work,
 )
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.memory.plan import Event, Held
+from lowtide.memory.plan import Event, LiveAllocation
 from lowtide.texpr.index import Index, product
 from lowtide.texpr.sizes import evaluate
 
@@ -37,12 +37,12 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
     """Yield the allocations and frees of one run. What is not freed is a result."""
     known = dict(sizes)
     own: dict[str, int] = {}  # sizes that the program computes
-    held: dict[str, Held] = {}
+    held: dict[str, LiveAllocation] = {}
     whole: dict[str, str] = {}  # views, and the tensors that they are views of
 
     def taken(name: str, tensor: Tensor, kind: str, loc: Loc) -> Event:
         formula = product(tensor.shape) * tensor.dtype.itemsize
-        held[name] = Held(
+        held[name] = LiveAllocation(
             name=name, nbytes=evaluate(formula, known), kind=kind, loc=loc,
             formula=_with_numbers(formula, own),
         )  # fmt: skip
@@ -71,7 +71,7 @@ def events(program: HostProgram, sizes: Mapping[str, int], threads: int) -> Iter
                     yield taken(name, tensor, kind, loc)
             case Work(name=name, thread_bytes=found):
                 most = max(found, key=lambda index: evaluate(index, known))
-                held[name] = Held(
+                held[name] = LiveAllocation(
                     name=name, nbytes=threads * evaluate(most, known), kind="work memory",
                     loc=UNKNOWN_LOC, formula=f"{threads}*({_with_numbers(most, own)})",
                 )  # fmt: skip

@@ -67,8 +67,8 @@ class PythonPart:
     def caller(
         self, params: Sequence[Value], result: Value
     ) -> Callable[[Sequence[Any]], Any] | None:
-        """Return a function from the values of `params` to the result. None if the result is neither
-        computed here nor one of `params`, or if the ops read other values."""
+        """Return a function from the values of `params` to the result. None if the result is not
+        computed here and none of `params`, or if the ops read other values."""
         if result not in (*self.results, *params) or not set(self.inputs) <= set(params):
             return None
         places, first = [params.index(v) for v in self.inputs], len(self.results)

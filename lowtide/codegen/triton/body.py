@@ -78,7 +78,7 @@ class Body:
         if found is None:
             buffer = self.nest.reads.get(e)
             if buffer is not None and id(buffer) not in self.written:
-                text = self._held(buffer, dims)
+                text = self._shared_value(buffer, dims)
             else:
                 text = self._text(e, dims)
             found = self.known[e, dims] = text if text.isidentifier() else self._named(text)
@@ -122,7 +122,7 @@ class Body:
     def _load(self, e: Load, dims: Dims) -> str:
         buffer = self.blocks.values.get(e.source)
         if buffer is not None:
-            return self._held(buffer, dims)
+            return self._shared_value(buffer, dims)
         if e.source in self.blocks.written:
             return self.blocks.written[e.source]
         dtype = self.blocks.memory[e.source]
@@ -136,7 +136,7 @@ class Body:
         held = pw.type_of(dtype)
         return text if held == pw.TYPES[dtype.name] else f"{text}.to({held})"
 
-    def _held(self, buffer: Buffer, dims: Dims) -> str:
+    def _shared_value(self, buffer: Buffer, dims: Dims) -> str:
         return self.blocks.arranged(f"s_{buffer.name}", self.blocks.dims(buffer.axes), dims)
 
     def _full(self, name: str, dims: Dims) -> str:

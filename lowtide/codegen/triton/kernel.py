@@ -162,7 +162,7 @@ class _Printer:
     # -- text --
 
     def text(self) -> BlockText:
-        body = [*self._grid(), *self._held(), *self._body(self.kernel.body)]
+        body = [*self._grid(), *self._whole_coordinates(), *self._body(self.kernel.body)]
         for nest in self.kernel.epilogue:
             body += self._nest(nest)
         self._check_reads()
@@ -245,7 +245,7 @@ class _Printer:
             if k:
                 yield f"rest = rest // ({count})"
 
-    def _held(self) -> Iterator[str]:
+    def _whole_coordinates(self) -> Iterator[str]:
         """Yield the coordinates of the axes that a program holds in full."""
         for a in self.blocks.points:
             if self.tiles.get(a) is None:

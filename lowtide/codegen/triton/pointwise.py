@@ -74,14 +74,14 @@ def table(dtype: DType) -> dict[str, str]:
     return {**_ALL, **_FLOAT, **(_DOUBLE if dtype.name == "f64" else {})}
 
 
-def held_as(dtype: DType) -> DType:
+def register_dtype(dtype: DType) -> DType:
     """Return the dtype in which a program holds values of a dtype."""
     return BY_NAME[dtype.compute]
 
 
 def type_of(dtype: DType) -> str:
     """Return Triton's name of the dtype in which values are held."""
-    return TYPES[held_as(dtype).name]
+    return TYPES[register_dtype(dtype).name]
 
 
 def call(fn: str, dtype: DType, args: list[str]) -> str:

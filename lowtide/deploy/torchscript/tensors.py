@@ -121,14 +121,14 @@ class Tensors:
                 rebuild == REBUILD_TENSOR and len(bits) <= 1
             ):
                 made = torch.empty(0, dtype=s.dtype, device=s.flat.device)
-                made = _laid(made, s, offset, size, strides)
+                made = _strided(made, s, offset, size, strides)
                 if bits:
                     _set_bits(made, bits[0])
             case Stored() as s, offset, size, strides, tuple(), bool(wanted), {} if (
                 rebuild == REBUILD_QUANTIZED
             ):
                 made = _quantized(s, _extents(size), cast("tuple[object, ...]", arguments[4]))
-                made = _laid(made, s, offset, size, strides)
+                made = _strided(made, s, offset, size, strides)
             case int(layout), size, bool(wanted), *parts, {} if rebuild == REBUILD_SPARSE:
                 made = _sparse(layout, _extents(size), parts)
             case _:
@@ -147,7 +147,9 @@ def _extents(value: object) -> tuple[int, ...]:
     return cast("tuple[int, ...]", found)
 
 
-def _laid(made: Any, stored: Stored, offset: object, size: object, strides: object) -> torch.Tensor:
+def _strided(
+    made: Any, stored: Stored, offset: object, size: object, strides: object
+) -> torch.Tensor:
     """Return the tensor over its record."""
     extents, steps = _extents(size), _extents(strides)
     (begin,) = _extents((offset,))

@@ -167,5 +167,5 @@ def default_value(c: Context, node: ast.AST, name: str, found: object) -> Node:
     function."""
     if isinstance(found, torch.Tensor):
         return capture_default(c, name, found)
-    c.assumed.note_held(name, found)
+    c.assumed.note_contents(name, found)
     return cast("Node", found) if isinstance(found, NODES) else python_object(c, node, found, "")

@@ -40,7 +40,7 @@ def cached_call(c: Context, obj: Any, fn: FunctionType, call: Call) -> Node:
         found = c.inline(fn, call.node, call.args, call.keywords, unpacked=call.unpacked)
         ops = list(_all_ops(c.builder.block.ops[start:]))
         is_plain = all(isinstance(v, Value) and t.is_immutable(v.type) for v in (found, *given))
-        if is_plain and not c.assumed.has_data() and not any(map(_is_seen, ops)):
+        if is_plain and not c.assumed.has_data() and not any(map(_is_observable, ops)):
             assert isinstance(found, Value)
             return found
         raise c.error(call.node, "what the cache holds may be another thing")
@@ -63,7 +63,7 @@ def _all_ops(ops: Sequence[Op]) -> Iterator[Op]:
             yield from _all_ops(block.ops)
 
 
-def _is_seen(op: Op) -> bool:
+def _is_observable(op: Op) -> bool:
     """Return whether the result of the program depends on when or how often the op runs."""
     values = (*op.operands, *op.results)
     return bool(opdefs.effects_of(op) & _SEEN) or any(t.may_be_tensor(v.type) for v in values)

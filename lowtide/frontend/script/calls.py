@@ -283,8 +283,8 @@ def _object_call(c: Context, callee: PythonObject, call: Call) -> Node:
 
 
 def _partial(c: Context, call: Call, obj: functools.partial[object]) -> Partial:
-    c.assumed.note_held("args", obj.args)
-    c.assumed.note_held("keywords", obj.keywords)
+    c.assumed.note_contents("args", obj.args)
+    c.assumed.note_contents("keywords", obj.keywords)
     callee, *args = (c.python_object(call.node, o) for o in (obj.func, *obj.args))
     keywords = {k: c.python_object(call.node, v) for k, v in obj.keywords.items()}
     return Partial(callee, tuple(args), keywords)

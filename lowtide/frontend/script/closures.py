@@ -44,7 +44,7 @@ def function_value(c: Context, node: ast.AST, callee: LocalFunction) -> Value:
         found = frame.vars.get(name)
         if found is None or name.startswith("$"):
             continue
-        if _is_assigned_again(frame.source.node, callee.node, name):
+        if _is_reassigned(frame.source.node, callee.node, name):
             raise c.error(
                 callee.node,
                 f"a function used as a value reads {name!r}, which is assigned again later",
@@ -64,7 +64,7 @@ def _read_names(fn: ast.FunctionDef | ast.Lambda) -> set[str]:
     return {n.id for n in names} - {a.arg for a in ast.walk(fn.args) if isinstance(a, ast.arg)}
 
 
-def _is_assigned_again(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
+def _is_reassigned(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
     """Return whether `outer` assigns the name after the inner function, or in a loop around it."""
     again = [outer] if _stores_behind(outer, fn, name) else []
     around = [n for n in ast.walk(outer) if isinstance(n, _LOOPS) and fn in ast.walk(n)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from lowtide.frontend.script.builtin_calls import BUILTINS
 from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.dict_views import kept, kept_value
+from lowtide.frontend.script.dict_views import storable, storable_value
 from lowtide.frontend.script.displays import list_of_nodes, run_over, settled
 from lowtide.frontend.script.expressions import make_dict
 from lowtide.frontend.script.flow import Vars, branch_on
@@ -139,7 +139,7 @@ def compile_dict_comprehension(c: Context, node: ast.DictComp) -> Node:
     made = make_dict(c, [], [])
 
     def put() -> None:
-        key, value = c.value(node.key), kept_value(c, node.value)
+        key, value = c.value(node.key), storable_value(c, node.value)
         if isinstance(made.type, DictType):
             widen(c, made, t.join(made.type, DictType(key.type, value.type)))
         c.effect("dict.set", made, key, value)
@@ -169,7 +169,7 @@ def collected(
     made = c.builder.list_make([])
 
     def append() -> None:
-        value = c.as_value(kept(c, element(), node), node)
+        value = c.as_value(storable(c, element(), node), node)
         if isinstance(made.type, ListType):
             widen(c, made, ListType(t.join(made.type.elem, value.type)))
         c.effect("list.append", made, value)

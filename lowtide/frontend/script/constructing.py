@@ -20,7 +20,7 @@ from typing import Any, cast
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.arguments import default_value
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.dict_views import kept
+from lowtide.frontend.script.dict_views import storable
 from lowtide.frontend.script.nodes import Call, Node
 from lowtide.frontend.script.statements import as_declared
 from lowtide.frontend.script.types_from_annotations import field_type
@@ -100,7 +100,7 @@ def _make_dataclass(
             value = default_value(c, node, field.name, field.default)
         else:
             continue  # the class has it, or __post_init__ sets it
-        stored = c.as_value(kept(c, value, node), node)
+        stored = c.as_value(storable(c, value, node), node)
         classes.declare(c, ClassType(python_objects.name_of(cls)), field.name, stored)
         _set_field(c, cls, made, field.name, stored)
     for_init = {k: p for k, p in signature.parameters.items() if k not in {f.name for f in fields}}

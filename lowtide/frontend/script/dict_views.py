@@ -41,7 +41,7 @@ def shown(c: Context, found: Value) -> Value:
     return c.dynamic("py.call_method", list(view.operands), name=name, kwnames=())
 
 
-def kept(c: Context, found: Node, node: ast.AST) -> Node:
+def storable(c: Context, found: Node, node: ast.AST) -> Node:
     """Return what is put into a container, an attribute or a result: Python's own views, of a tuple
     that holds some, too. Raises CompileError for iterators, in whose place a list would show."""
     if isinstance(found, Value) and c.is_iterator(found):
@@ -52,16 +52,16 @@ def kept(c: Context, found: Node, node: ast.AST) -> Node:
         return found
     if maker.name != "tuple.make" or not isinstance(found.type, t.TupleType):
         return shown(c, found)
-    parts = [kept(c, part, node) for part in maker.operands]
+    parts = [storable(c, part, node) for part in maker.operands]
     if all(a is b for a, b in zip(parts, maker.operands, strict=True)):
         return found
     values = [c.as_value(part, node) for part in parts]
     return c.builder.tuple_make(values, found.type.names, found.type.cls)
 
 
-def kept_value(c: Context, node: ast.expr) -> Value:
+def storable_value(c: Context, node: ast.expr) -> Value:
     """Compile an expression whose value is put into a container."""
-    return c.as_value(kept(c, c.expr(node), node), node)
+    return c.as_value(storable(c, c.expr(node), node), node)
 
 
 def as_operands(

@@ -17,7 +17,7 @@ import ast
 from collections.abc import Sequence
 
 from lowtide.frontend.script.context import Context, expression
-from lowtide.frontend.script.dict_views import kept
+from lowtide.frontend.script.dict_views import storable
 from lowtide.frontend.script.expressions import known_elements, plain
 from lowtide.frontend.script.node_tables import ELEMENTS_OF
 from lowtide.frontend.script.nodes import (
@@ -71,7 +71,7 @@ def list_of_nodes(c: Context, node: ast.AST, nodes: Sequence[Node]) -> Node:
     """Return a list of compiled nodes."""
     if not all(map(has_value, nodes)):
         return Members(tuple(nodes))
-    return c.builder.list_make([c.as_value(kept(c, n, node), node) for n in nodes])
+    return c.builder.list_make([c.as_value(storable(c, n, node), node) for n in nodes])
 
 
 def settled(c: Context, found: Node, node: ast.AST) -> Node:

@@ -25,7 +25,7 @@ import torch
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.captured import capture, capture_object
 from lowtide.frontend.script.context import Context, expression, link
-from lowtide.frontend.script.dict_views import kept_value, shown, view_of
+from lowtide.frontend.script.dict_views import shown, storable_value, view_of
 from lowtide.frontend.script.global_containers import type_of_live
 from lowtide.frontend.script.methods import has_method
 from lowtide.frontend.script.narrowing import python_class
@@ -295,14 +295,14 @@ def compile_dict(c: Context, node: ast.Dict) -> Node:
     for key, value in zip(node.keys, node.values, strict=True):
         assert key is not None
         keys.append(c.value(key))
-        values.append(kept_value(c, value))
+        values.append(storable_value(c, value))
     return make_dict(c, keys, values)
 
 
 def _spread_dict(c: Context, node: ast.Dict) -> Value:
     made = make_dict(c, [], [])
     for key, value in zip(node.keys, node.values, strict=True):
-        item = c.value(value) if key is None else kept_value(c, value)
+        item = c.value(value) if key is None else storable_value(c, value)
         if key is not None:
             _put(c, made, c.value(key), item)
             continue

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.dict_views import kept
+from lowtide.frontend.script.dict_views import storable
 from lowtide.frontend.script.node_tables import CALL_OF
 from lowtide.frontend.script.nodes import Call, Method, Node, describe
 from lowtide.frontend.script.remedies import IGNORED, alike
@@ -48,7 +48,7 @@ def call_method(c: Context, method: Method, call: Call) -> Node:
     if name in _READERS:
         args = [c.read(a, call.node) for a in call.args]
     else:
-        args = [c.as_value(kept(c, a, call.node), call.node) for a in call.args]
+        args = [c.as_value(storable(c, a, call.node), call.node) for a in call.args]
     match plain:
         case ListType(t.INT) if name == "numel" and not _is_list(c, receiver):  # of a torch.Size
             return c.py(call.node, "list.numel", receiver, *args)

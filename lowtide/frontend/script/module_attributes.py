@@ -175,7 +175,7 @@ def data(c: Context, node: ast.AST, ref: ModuleRef, name: str, found: Any) -> No
     type_ = None if _holds_modules(found) else data_type(ref.module, name, found)
     if type_ is not None and not isinstance(type_, t.FunctionType):
         return c.stands_for(state.capture(path, found, type_), found, is_read=True)
-    kind, remedy = _not_held(name, found)
+    kind, remedy = _unreadable(name, found)
     raise c.error(
         node, f"the attribute {path!r} is {kind}, which compiled code cannot hold", remedy
     )
@@ -191,7 +191,7 @@ def _is_function(found: object) -> bool:
     return is_python or any(mark_of(found, name) is not None for name in _MADE)
 
 
-def _not_held(name: str, found: object) -> tuple[str, str]:
+def _unreadable(name: str, found: object) -> tuple[str, str]:
     """Return the kind of an attribute that no program can read, and the remedy."""
     kind = type(found).__name__
     if isinstance(found, torch.nn.Module):

@@ -131,7 +131,7 @@ class Assumptions:
             holder = mro[0] if is_first else owner
             self.note(holder, name, getattr(holder, name))
 
-    def note_held(self, name: str, held: object) -> None:
+    def note_contents(self, name: str, held: object) -> None:
         """Assume the contents of a list, dict or set whose holder cannot change."""
         if _is_mutable(held):
             self.note(_holders.setdefault(id(held), {name: held}), name, held)

@@ -171,7 +171,7 @@ def compile_return(c: Context, node: ast.Return, rest: Sequence[Step]) -> None:
     is_outermost = c.frame.fn is c.frames[0].fn
     if is_outermost:
         c.check_no_iterator(found, node.value or node)
-        found = dict_views.kept(c, found, node.value or node)
+        found = dict_views.storable(c, found, node.value or node)
     if is_outermost or c.builder.block is not c.frame.block:  # or the run decides which returns
         found = c.as_value(found, node.value or node)
     c.frame.vars[RETURN_VALUE] = found

@@ -20,7 +20,7 @@ from functools import reduce
 
 from lowtide.frontend.script import classes
 from lowtide.frontend.script.context import Context
-from lowtide.frontend.script.dict_views import kept
+from lowtide.frontend.script.dict_views import storable
 from lowtide.frontend.script.flow import branch_on, some
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, ELEMENTS_OF, STORE_OF
 from lowtide.frontend.script.nodes import Node, Poison, describe
@@ -49,7 +49,7 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
                 plain = base.type.elem if isinstance(base.type, OptionalType) else base.type
                 is_part = isinstance(target.slice, ast.Slice) and isinstance(plain, ListType)
                 given = c.read if is_part else c.as_value
-                value = value if is_part else kept(c, value, target)
+                value = value if is_part else storable(c, value, target)
                 store(c, target, base, items, given(value, target))
         case ast.Attribute():
             with c.at(target):
@@ -66,7 +66,7 @@ def assign(c: Context, target: ast.expr, value: Node) -> None:
 
 def store_attribute(c: Context, target: ast.Attribute, base: Node, value: Node) -> None:
     """`base.name = value`."""
-    value = kept(c, value, target)
+    value = storable(c, value, target)
     if type(base) in STORE_OF:
         STORE_OF[type(base)](c, target, base, target.attr, value)
     else:

@@ -357,7 +357,7 @@ def _hash(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     return c.call_function(call.node, PythonObject(hash), args)
 
 
-def _asked(fn: Callable[..., Any], type_: Type) -> Row:
+def _runtime_query(fn: Callable[..., Any], type_: Type) -> Row:
     """Return a question to PyTorch that the run answers."""
 
     def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
@@ -453,6 +453,6 @@ TABLE: Final[dict[str, Row]] = {
     "is_grad_enabled": _call(torch.is_grad_enabled),
     "is_autocast_enabled": _call(cast("Any", torch.is_autocast_enabled)),
     "is_scripting": lambda c, call, args, keywords: c.const(True),
-    "set_grad_enabled": _asked(torch.set_grad_enabled, t.NONE),
-    "manual_seed": _asked(cast("Any", torch.manual_seed), t.NONE),
+    "set_grad_enabled": _runtime_query(torch.set_grad_enabled, t.NONE),
+    "manual_seed": _runtime_query(cast("Any", torch.manual_seed), t.NONE),
 }

@@ -128,7 +128,7 @@ def _by_schema(
         source = f"torch.ops.aten.{made.name}"  # PyTorch's functions take them as one tuple, `out`
     if source.startswith("torch.ops."):
         source = f"{source}.{schema.overload_name or 'default'}"
-    return _as_told(c, call.node, schema, torch_call(c, call.node, source, args, keywords))
+    return _in_schemas_form(c, call.node, schema, torch_call(c, call.node, source, args, keywords))
 
 
 def _with_reduction(
@@ -147,7 +147,7 @@ def _has_several_outs(schema: Any, keywords: Mapping[str, Value]) -> bool:
     return any(a.name != "out" and a.name in keywords for a in outs)
 
 
-def _as_told(c: Context, node: ast.AST, schema: Any, found: Node) -> Node:
+def _in_schemas_form(c: Context, node: ast.AST, schema: Any, found: Node) -> Node:
     """Return the result in the schema's form: a list instead of a tuple of PyTorch's functions, and
     the schema's type where less is known."""
     if len(schema.returns) != 1:

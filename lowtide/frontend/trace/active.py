@@ -100,8 +100,8 @@ def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dic
     from lowtide.frontend.trace import autograd_functions  # its recorder reads this module
 
     recorder = active()
-    is_seen = recorder is not None and recorder.is_live() and not kwargs
-    if not is_seen or not autograd_functions.is_recorded(cls):
+    is_observable = recorder is not None and recorder.is_live() and not kwargs
+    if not is_observable or not autograd_functions.is_recorded(cls):
         return run(*args, **kwargs)
     if not torch.is_grad_enabled():
         autograd_functions.warn_of_backward(cast("Recorder", recorder), cls)

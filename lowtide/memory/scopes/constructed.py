@@ -56,7 +56,7 @@ def constructed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     if issubclass(kind, _Plain):
         _counts[kind] = sys.getrefcount(tensor)
         return
-    if not (watch.state().open and watch.is_ours(tensor)):
+    if not (watch.state().open and watch.is_owned_by_scopes(tensor)):
         return
     if kind is not torch.Tensor:
         while frame is not None and _is_init_of(kind, frame.f_code):

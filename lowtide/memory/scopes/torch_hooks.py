@@ -116,7 +116,7 @@ def install(attach: Attach) -> None:
     for function in (function_modes, insert_function_mode, remove_function_mode):
         hide_with_callees(function)
     watch.on_grad_set = keep
-    watch.on_foreign = _foreign_seen
+    watch.on_foreign = _detach_foreign_parts
     nn_module.register_module_parameter_registration_hook(_registered)
     nn_module.register_module_buffer_registration_hook(_registered)
     register_optimizer_step_post_hook(_stepped)
@@ -147,7 +147,7 @@ def _registered(module: Any, name: str, value: Any) -> None:
         keep(value)
 
 
-def _foreign_seen(tensor: torch.Tensor, given: set[int]) -> None:
+def _detach_foreign_parts(tensor: torch.Tensor, given: set[int]) -> None:
     """Detach the inner tensors of a tensor that scopes do not own, except the op's operands."""
     keep([part for part in with_parts(tensor) if id(part) not in given])
 

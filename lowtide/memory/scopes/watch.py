@@ -270,7 +270,7 @@ def see(made: Any, frame: FrameType | None) -> None:
     thread = _watcher()
     if thread is not None:
         for tensor in tensors_in(made):
-            if is_ours(tensor):
+            if is_owned_by_scopes(tensor):
                 _record(thread, tensor, frame)
 
 
@@ -304,7 +304,7 @@ def register_results(made: Any) -> None:
     for tensor in found:
         twice = 2 * times[id(tensor)]  # by the nest and by `found`
         most = _FRESH_ELSE + _BY_CPP * (use_count(tensor) > 1)  # as the base of a view
-        if sys.getrefcount(tensor) - twice <= most and is_ours(tensor):
+        if sys.getrefcount(tensor) - twice <= most and is_owned_by_scopes(tensor):
             _record(thread, tensor, frame_at(1))
 
 
@@ -350,7 +350,7 @@ def _look(
             args and made is args[0]
         ) or func in GETTERS_OF_OTHERS:  # in place, or it existed before
             return
-        if is_ours(made):  # a returned argument has one more reference
+        if is_owned_by_scopes(made):  # a returned argument has one more reference
             if _is_fresh(made, count - is_copied):
                 _record(thread, made, frame)
             return
@@ -368,7 +368,7 @@ def _look(
     for references, tensor in found:
         if id(tensor) in given:
             continue
-        if not is_ours(tensor):
+        if not is_owned_by_scopes(tensor):
             on_foreign(tensor, given)
         elif _is_fresh(tensor, references):
             _record(thread, tensor, frame)
@@ -415,7 +415,7 @@ def on_foreign(tensor: torch.Tensor, given: set[int]) -> None:
     """Called for a result that scopes do not own; replaced by `torch_hooks`."""
 
 
-def is_ours(tensor: torch.Tensor) -> bool:
+def is_owned_by_scopes(tensor: torch.Tensor) -> bool:
     """Return whether scopes own tensors of its class: no parameters, no class with a
     `__torch_dispatch__`."""
     kind: Any = type(tensor)

@@ -79,7 +79,7 @@ class Host(Protocol):
     def change(self, x: Abs, value: object) -> None: ...
     def decide(self, index: Index) -> bool | None: ...
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
-    def made_again(self, record: Any, operands: Sequence[Abs]) -> Any: ...
+    def refreshed_view(self, record: Any, operands: Sequence[Abs]) -> Any: ...
 
 
 def out_of_place(op: Op) -> str:
@@ -124,7 +124,7 @@ def refresh(host: Host, x: Abs) -> None:
     refresh(host, made.base)
     if made.base.value is made.base_value and x.value is made.value:
         return
-    found = host.made_again(made.record, made.operands)
+    found = host.refreshed_view(made.record, made.operands)
     host.change(x, found if x.item is None else found[x.item])
     host.views[x] = Made(made.record, made.operands, made.base, made.base.value, x.value)
 

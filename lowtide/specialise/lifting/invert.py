@@ -50,15 +50,15 @@ class Solution:
         if not nonnegative(bound - 1 - self.target):
             parts.append(b.apply("lt", b.at(self.target), b.at(bound)))
         if self.width is not self.step:
-            parts.append(b.apply("lt", b.at(mod(self._held(), self.step)), b.at(self.width)))
+            parts.append(b.apply("lt", b.at(mod(self._clamped(), self.step)), b.at(self.width)))
         return conjunction(b, parts)
 
-    def _held(self) -> Index:
+    def _clamped(self) -> Index:
         return clamp(self.target, self.step * self.axis.extent)
 
     def put_in(self, b: Builder, e: Expr) -> Expr:
         """Return the expression at the iteration that writes the element."""
-        held = self._held()
+        held = self._clamped()
         rest = mod(held, self.step)
 
         def drop(node: Expr) -> Expr | None:

@@ -103,7 +103,7 @@ class Lift:
                     continue
                 self._check_numbers(derived, mark)
                 results = self._finish(yields, mark)
-                self.run.activity.again(mark[0])
+                self.run.activity.differentiate_from(mark[0])
                 for x, before in self._before(mark[3]).items():
                     check_gradient(self.run, before, x.value, mark[0])
                 return results

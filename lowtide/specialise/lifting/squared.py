@@ -62,7 +62,7 @@ class Squares:
             index = node.index
             if shifts is not None:
                 index = tuple(i + s for i, s in zip(index, shifts, strict=True))
-            if longest.new & {*node.atoms} or any(map(self._is_held, node.index)):
+            if longest.new & {*node.atoms} or any(map(self._is_clamped, node.index)):
                 if node.source not in self._sizes:
                     raise longest.refused
                 pairs = zip(index, self._sizes[node.source], strict=True)
@@ -91,7 +91,7 @@ class Squares:
         self._sizes[d.name] = found.shape
         return found
 
-    def _is_held(self, index: Index) -> bool:
+    def _is_clamped(self, index: Index) -> bool:
         """Return whether the index is clamped to elements that this iteration has, of which there
         may be none."""
         held = [a for a in deep_atoms(index) if isinstance(a, Clamp)]

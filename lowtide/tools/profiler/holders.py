@@ -38,7 +38,7 @@ from lowtide.tools.profiler.holder_words import (
     locals_of,
 )
 from lowtide.tools.profiler.records import Allocation
-from lowtide.tools.profiler.referrers import Above, is_made_anew, is_ours
+from lowtide.tools.profiler.referrers import Above, is_made_anew, is_profiler_frame
 from lowtide.torch_private.autograd import SAVED, sequence_number
 from lowtide.torch_private.tensors import base as base_of
 
@@ -248,7 +248,7 @@ def _running_frames() -> list[types.FrameType]:
     for innermost in frames_of_threads().values():
         frame: types.FrameType | None = innermost
         while frame is not None:
-            if not is_ours(frame):
+            if not is_profiler_frame(frame):
                 frames.append(frame)
             frame = frame.f_back
     return frames

@@ -66,7 +66,7 @@ class Above:
         _open.update(self._ours)
         following: dict[int, Any] = {}
         for referrer in referrers:
-            if id(referrer) in _open or is_ours(referrer):
+            if id(referrer) in _open or is_profiler_frame(referrer):
                 continue
             for thing in gc.get_referents(referrer):
                 parents = wanted.get(id(thing))
@@ -91,7 +91,7 @@ def is_made_anew(function: types.FunctionType) -> bool:
     return "<locals>" in function.__qualname__ or "<lambda>" in function.__qualname__
 
 
-def is_ours(thing: Any) -> bool:
+def is_profiler_frame(thing: Any) -> bool:
     """Return whether `thing` is a frame of the profiler."""
     if isinstance(thing, types.FrameType):
         return str(thing.f_globals.get("__name__", "")).startswith(_OWN)
