@@ -156,7 +156,8 @@ class LoopHeads(Expressions):
         left: Value | None = None
         found: list[Op] = []
         maker = self.uses.maker.get(test)
-        if maker is not None and maker.name == "if" and self.uses.count[test] == 1:
+        is_alone = maker is not None and len(maker.results) == 1
+        if maker is not None and maker.name == "if" and is_alone and self.uses.count[test] == 1:
             yes, no = maker.blocks
             (at_yes,), (at_no,) = yes.terminator.operands, no.terminator.operands
             if self.known(at_yes) is False and all(x.name in _NOTHING for x in yes.ops[:-1]):
