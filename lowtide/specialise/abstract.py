@@ -5,6 +5,7 @@
     Seq       a tuple, list or torch.Size of these
     Map       a dict whose keys are constants
     Ragged    a number of steps that differs between iterations
+    Selection what a mask selects of a tensor
     OPAQUE    a number known at the call, and unknown now
     others    a constant: None, bool, int, float, str, dtype, device, ...
 
@@ -89,6 +90,17 @@ class Ragged:
     count: Index
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The elements of `full`, or its rows, at which `mask` holds, in order. `op` selects; `place`:
+    they are the indices along this dim of the mask. See `selections`."""
+
+    full: Val
+    mask: Val
+    op: Op
+    place: int | None = None
+
+
 class Pending:
     """A list whose elements a lifted loop makes: nothing but what lifting knows may look at it."""
 
@@ -132,7 +144,7 @@ def is_constant(x: Abs) -> bool:
     """Return whether the value is the same in every run of the signature."""
     if isinstance(x.value, Seq | Map):
         return isinstance(x.value, Seq) and all(is_constant(e) for e in x.value.elems)
-    is_known = not isinstance(x.value, Val | Index | Expr | Ragged | Pending)
+    is_known = not isinstance(x.value, Val | Index | Expr | Ragged | Selection | Pending)
     return is_known and x.value is not OPAQUE
 
 
@@ -180,7 +192,7 @@ def wrapped(found: object) -> Abs:
 def raw(x: Abs, computes: bool = False) -> Any:
     """Return the value as a lowering takes it. Raises Unsupported for a number that only the call
     knows. `computes`: the lowering computes with ints, and does not use them as places or sizes."""
-    if x.value is OPAQUE or isinstance(x.value, Map | Ragged | Pending):
+    if x.value is OPAQUE or isinstance(x.value, Map | Ragged | Selection | Pending):
         raise Unsupported("a value that is known only at run time")
     if isinstance(x.value, Seq):
         elems = [raw(e) for e in x.value.elems]

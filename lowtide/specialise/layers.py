@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from lowtide.ir.core import Block, Op, Value, free_values
-from lowtide.specialise.abstract import Abs
+from lowtide.specialise.abstract import Abs, Selection
 from lowtide.specialise.region_boundaries import only_prepares
 from lowtide.texpr.build import Val
 from lowtide.texpr.index import product
@@ -80,9 +80,11 @@ def alive_bytes(
 
 def nbytes(x: Abs | None, numbers: Mapping[str, int]) -> int:
     """Return the bytes of a tensor; 0 of anything else."""
-    if x is None or not isinstance(x.value, Val):
+    value = None if x is None else x.value
+    value = value.full if isinstance(value, Selection) else value
+    if not isinstance(value, Val):
         return 0
-    return evaluate(product(x.value.shape), numbers) * x.value.dtype.itemsize
+    return evaluate(product(value.shape), numbers) * value.dtype.itemsize
 
 
 def narrowest(alive: Mapping[int, int]) -> int | None:

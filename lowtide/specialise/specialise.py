@@ -26,7 +26,15 @@ from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.ops.library import is_none
-from lowtide.specialise import control, kernel_numbers, late_binding, mappings, scalars, torch_ops
+from lowtide.specialise import (
+    control,
+    kernel_numbers,
+    late_binding,
+    mappings,
+    scalars,
+    selections,
+    torch_ops,
+)
 from lowtide.specialise.abstract import (
     OPAQUE,
     Abs,
@@ -36,7 +44,6 @@ from lowtide.specialise.abstract import (
     frozen,
     is_constant,
     operands_of,
-    raw,
     tensors_in,
 )
 from lowtide.specialise.activity import Activity, Full
@@ -270,10 +277,11 @@ class _Specialiser:
             if not only_prepares(op):
                 cut, at_cut = stop, self.mark()
         loc = block.ops[min(stop, len(block.ops) - 1)].loc
-        kernel_numbers.check_escapes(self, env, block.ops[stop:] or [block.terminator])
+        later = block.ops[stop:] or [block.terminator]
+        kernel_numbers.check_escapes(self, env, later)
+        selections.check_escapes(env, later)
         if self._undo or self.items:
             self.refresh(env.values())
-            later = block.ops[stop:] or [block.terminator]
             alive = {v: env[v] for v in free_values(later) if v in env}
             escaped = rows.escaping(alive, self.items, later)
             if escaped is not None:
@@ -378,8 +386,10 @@ class _Specialiser:
 
     def op(self, op: Op, env: dict[Value, Abs]) -> None:
         self.ops += 1
-        reason = ends_region(op)
-        if reason:
+        if (selected := selections.evaluated(self, op, env)) is not None:
+            env.update(zip(op.results, selected, strict=True))
+            return
+        if reason := ends_region(op):
             raise Stop(reason)
         if self.writes and any(may_be_written(self, v, env) for v in free_values([op])):
             raise Stop("reads statistics that an earlier norm has written")
@@ -527,16 +537,6 @@ class _Specialiser:
                 raise Stop("changes a tensor in place, or not")
             bound[flag] = constant(False)
         return torch_ops.lowered(self, op, record, "pointwise", (), [frozen(x) for x in bound])[0]
-
-    def refreshed_view(self, record: Any, operands: Sequence[Abs]) -> Any:
-        """Return a view of its base's present value, with the gradient of that."""
-        before, self.b.op = self.b.op, record.name
-        first = len(self.b.program.defs)
-        try:
-            found = record.lower(self.b, *[raw(x) for x in operands])
-            return self.activity.after(record.name, found, first)
-        finally:
-            self.b.op = before
 
     def refresh(self, values: Iterable[Abs]) -> None:
         for x in values:

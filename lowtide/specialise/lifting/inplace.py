@@ -79,7 +79,6 @@ class Host(Protocol):
     def change(self, x: Abs, value: object) -> None: ...
     def decide(self, index: Index) -> bool | None: ...
     def bound(self, op: Op, source: str, operands: Sequence[Abs]) -> Abs: ...
-    def refreshed_view(self, record: Any, operands: Sequence[Abs]) -> Any: ...
 
 
 def out_of_place(op: Op) -> str:
@@ -124,9 +123,20 @@ def refresh(host: Host, x: Abs) -> None:
     refresh(host, made.base)
     if made.base.value is made.base_value and x.value is made.value:
         return
-    found = host.refreshed_view(made.record, made.operands)
+    found = _refreshed_view(host, made.record, made.operands)
     host.change(x, found if x.item is None else found[x.item])
     host.views[x] = Made(made.record, made.operands, made.base, made.base.value, x.value)
+
+
+def _refreshed_view(host: Host, record: Any, operands: Sequence[Abs]) -> Any:
+    """Return a view of its base's present value, with the gradient of that."""
+    before, host.b.op = host.b.op, record.name
+    first = len(host.b.program.defs)
+    try:
+        found = record.lower(host.b, *[raw(x) for x in operands])
+        return host.activity.after(record.name, found, first)
+    finally:
+        host.b.op = before
 
 
 def mutate(host: Host, op: Op, operands: list[Abs]) -> Abs:
