@@ -80,6 +80,7 @@ def register(backend: Callable[..., Any]) -> None:
     import torch._dynamo.backends.registry as registry
 
     break_at_functions()
+    go_on_at_floats()
     if BACKEND not in registry._COMPILER_FNS:  # pyright: ignore[reportPrivateUsage]
         registry.register_backend(backend, BACKEND)
 
@@ -106,11 +107,9 @@ def break_at_functions() -> None:
 
     @functools.wraps(call_apply)
     def checked(self: Any, tx: Any, *args: Any) -> Any:
-        compiler = tx.output.compiler_fn
-        is_ours = getattr(getattr(compiler, "compiler_fn", compiler), _OURS, False)
         in_transform = transform() is not None or forward_level() >= 0
         is_recorded = torch.is_grad_enabled() and not tx.output.root_tx.one_graph
-        if is_ours and (in_transform or is_recorded):
+        if _is_ours(tx) and (in_transform or is_recorded):
             unimplemented(
                 gb_type="torch.autograd.Function: PyTorch differentiates it",
                 context=str(self.fn_cls),
@@ -120,6 +119,42 @@ def break_at_functions() -> None:
         return call_apply(self, tx, *args)
 
     variable.call_apply = checked
+
+
+def _is_ours(tx: Any) -> bool:
+    """Return whether a capture is for Lowtide."""
+    compiler = tx.output.compiler_fn
+    return getattr(getattr(compiler, "compiler_fn", compiler), _OURS, False)
+
+
+@functools.cache
+def go_on_at_floats() -> None:
+    """Make captures for Lowtide go on at `.item()` and `float()` of a float tensor, as captures
+    with `fullgraph` do: what is read later, such as a value of pairs, is no result of a graph.
+
+    No size or index depends on a float, so what follows is captured as with a float argument.
+    Ints still end the graph: sizes that only the data decide are left to PyTorch."""
+    import torch._dynamo.variables.tensor as tensors
+
+    variable: Any = tensors.TensorVariable
+    method_item = variable.method_item
+
+    @functools.wraps(method_item)
+    def captured(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        is_float = getattr(self.dtype, "is_floating_point", False)
+        if not (_is_ours(tx) and is_float and self.ndim == 0) or args or kwargs:
+            return method_item(self, tx, *args, **kwargs)
+        from torch._dynamo.variables.builder import wrap_fx_proxy
+
+        mode = tx.output.fake_mode
+        before, mode.allow_scalar_outputs = mode.allow_scalar_outputs, True
+        try:
+            proxy = tx.output.create_proxy("call_method", "item", (self.as_proxy(),), {})
+            return wrap_fx_proxy(tx, proxy)
+        finally:
+            mode.allow_scalar_outputs = before
+
+    variable.method_item = captured
 
 
 def check_hooks() -> None:
@@ -174,6 +209,7 @@ def first_graph(
     from torch._dynamo import config, utils
 
     break_at_functions()
+    go_on_at_floats()
     called: Any = model.forward if isinstance(model, torch.nn.Module) else model
     called = called if hasattr(called, "__code__") else getattr(called, "__call__", called)  # noqa: B004
     function: Any = getattr(called, "__func__", called)
