@@ -21,7 +21,14 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.budget.independence import Dependent, Needs, cut_results, is_lowered
+from lowtide.budget.independence import (
+    Dependent,
+    Needs,
+    cut_results,
+    goes_on,
+    is_lowered,
+    selects,
+)
 from lowtide.budget.loops import Loops
 from lowtide.budget.meta_interpreter import run_on_meta
 from lowtide.budget.outer import Outer
@@ -69,6 +76,8 @@ class _Run:
     seeds: dict[int, int]
     part: dict[Value, Any] = field(default_factory=dict[Value, Any])
     cut: dict[int, int] = field(default_factory=dict[int, int])
+    # By which op a tensor was selected, which is as long as the data decide.
+    selected: dict[int, Op] = field(default_factory=dict[int, Op])
     extent: int = 0
 
 
@@ -234,10 +243,24 @@ class _Finder:
             raise Dependent("computes with a size")
         if any(id(x) in run.cut for v in values for x in tensors_in(v)):
             run.cut |= cut_results(op, values, results, run.cut)
+            self._note_selections(op, values, results, run)
         elif differs:
             raise Dependent("is as large as a part")
         elif not opdefs.has_kind(op.name, ("view", "factory", "pointwise", "copy")):
             raise Dependent("would be computed for each chunk")
+
+    def _note_selections(
+        self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run
+    ) -> None:
+        """Note which results are as long as the data decide."""
+        held = (id(x) for v in values for x in tensors_in(v))
+        makers = [run.selected[k] for k in held if k in run.selected]
+        if makers and not (goes_on(op) and all(m is makers[0] for m in makers)):
+            raise Dependent("takes what is selected as a whole, or beside another selection")
+        if makers or selects(op, values):
+            made = (id(x) for v in results for x in tensors_in(v))
+            maker = makers[0] if makers else op
+            run.selected.update((k, maker) for k in made if run.cut.get(k) != ADDED)
 
     def _part_of(self, value: Any, run: _Run) -> Any:
         """Return a chunk's part of a value from before the run."""
@@ -266,6 +289,8 @@ class _Finder:
             return None
         inputs, outputs = ends
         if any(_differs(self.known[v], run.part[v]) for v in outputs):
+            return None
+        if any(id(x) in run.selected for v in outputs for x in self.outer.tensors(v)):
             return None
         made = (v for op in self.ops[run.start : stop] for v in op.results)
         if not any(x.nbytes >= LEAST_BYTES for v in made for x in self.outer.tensors(v)):

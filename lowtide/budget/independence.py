@@ -25,13 +25,16 @@ from lowtide.budget.torch_rules import (
     Needs,
     by_rule,
     is_pointwise,
+    name_of,
     pointwise,
     reduced,
     rows_of,
     rule_of,
+    selected,
 )
 from lowtide.ir import opdefs
 from lowtide.ir.core import Block, Op, Value
+from lowtide.ops.conversions import CONVERTING
 from lowtide.specialise.abstract import Abs, Map, Place, Seq
 from lowtide.specialise.lifting import inplace
 from lowtide.specialise.signature import CONSTANT, Binding
@@ -65,6 +68,8 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
         if any(dim >= x.dim() for x in tensors_in(results) for dim in [found[id(x)]]):
             raise Dependent("reduces everything")
         return found
+    if selects(op, values):
+        return selected(values, results, cut)
     try:
         trace, binding, inputs = _lowered(op, values)
     except Exception as fault:  # a lowering refuses operands by any error
@@ -87,6 +92,23 @@ def cut_results(op: Op, values: Sequence[Any], results: Sequence[Any], cut: Cut)
             if dim is not None:
                 found[id(tensor)] = dim
     return found
+
+
+def selects(op: Op, values: Sequence[Any]) -> bool:
+    """Return whether the op selects elements by a mask, `d[mask]`: how many, the data decide."""
+    is_by_one = op.name == "torch.getitem" and op.attrs["spec"] == ("tensor",)
+    if not is_by_one and name_of(op) != "masked_select":
+        return False
+    tensors = tensors_in(list(values))
+    return len(tensors) == 2 and tensors[1].dtype == torch.bool
+
+
+def goes_on(op: Op) -> bool:
+    """Return whether the op may read a part of a selection: what it gives is joined by adding, or
+    is of each element."""
+    is_usual = opdefs.has_kind(op.name, ("pointwise", "copy")) or op.name in CONVERTING
+    is_usual = is_usual or is_pointwise(op)
+    return op.name != "mutate" and (is_usual or name_of(op) in ("bincount", "histc"))
 
 
 def is_lowered(op: Op, values: Sequence[Any]) -> bool:

@@ -192,6 +192,14 @@ def _histogram(
     return _same_dim(results, ADDED)
 
 
+def selected(values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """Rule of `d[mask]`: what the mask selects of the first rows comes first."""
+    tensors, dim = _all_cut(values, {}, cut)
+    if dim != 0 or len({x.shape for x in tensors}) != 1:
+        raise Dependent("selects along what is cut")
+    return _same_dim(results, 0)
+
+
 def rows_of(values: Sequence[Any], results: Sequence[Any], cut: Cut) -> dict[int, int]:
     """Rule of views in the order of memory: a first dim that is cut becomes one of as many points,
     with one row or more for each."""

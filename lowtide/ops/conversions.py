@@ -100,6 +100,9 @@ def _cast(dtype: torch.dtype) -> Lower:
     return lower
 
 
+# Names of ops that convert each element.
+CONVERTING: Final = frozenset({"torch.to.dtype", *(f"torch.Tensor.{name}" for name, _ in CASTS)})
+
 for _name, _dtype in CASTS:
     add_op(
         f"Tensor.{_name}",

@@ -27,6 +27,7 @@ import torch
 
 from lowtide.ir import dtypes, opdefs
 from lowtide.ir.core import Op, Value, free_values
+from lowtide.ops.conversions import CONVERTING
 from lowtide.specialise import late_binding, torch_ops
 from lowtide.specialise.abstract import (
     Abs,
@@ -46,7 +47,7 @@ from lowtide.texpr.index import Index
 _PLACES: Final = ("torch.where", "torch.nonzero", "Tensor.nonzero", "Tensor.where")
 _SELECTS: Final = ("torch.masked_select", "Tensor.masked_select")
 _HOLDING: Final = ("tuple.make", "list.make", "tuple.get", "list.get", "unpack", "use")
-_LIKE_POINTWISE: Final = ("torch.detach", "torch.clone")
+_LIKE_POINTWISE: Final = CONVERTING | {"torch.detach", "torch.clone"}
 _ALL: Final = (None, (), (0,), (-1,), 0, -1)  # dims of a reduction of a vector
 _SUMS: Final = {"torch.sum": "torch.masked_sum", "torch.mean": "torch.masked_mean"}
 _LARGEST: Final = ("torch.max", "torch.amax")
@@ -156,7 +157,8 @@ def _guarded(run: Any, op: Op, x: Abs, mask: Val) -> Val:
 
 def _lowered(run: Any, op: Op, name: str, *operands: Abs) -> Val:
     record: Any = opdefs.torch_record(name)
-    (found,) = torch_ops.lowered(run, op, record, record.kind, (), [frozen(x) for x in operands])
+    kind = "pointwise" if record.kind == "view" else record.kind  # the results are no views
+    (found,) = torch_ops.lowered(run, op, record, kind, (), [frozen(x) for x in operands])
     assert isinstance(found.value, Val)
     return found.value
 

@@ -60,6 +60,12 @@ def indices(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return d.sum(), i.max(), j.min(), (i - j).sum(), (i == j).any()
 
 
+def converted(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    d = squared(a, b)
+    near = d[d < 0.5]
+    return near.double().sum(), (near * 10).long().sum(), near.to(torch.float64).mean()
+
+
 def by_labels(x: Tensor, labels: Tensor) -> Tensor:
     s = x @ x.t()
     same = labels[:, None] == labels[None]
@@ -80,7 +86,7 @@ def check(fn: Callable[..., Any], *args: Tensor, most_bytes: int = 1 << 20) -> N
     torch.testing.assert_close(compiled(*args), fn(*args), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("fn", [reduced, computed, extremes, edges, indices])
+@pytest.mark.parametrize("fn", [reduced, computed, extremes, edges, indices, converted])
 def test_pairs_that_a_mask_selects_are_not_stored(fn: Any) -> None:
     check(fn, points(), points(1))
 
@@ -96,7 +102,7 @@ def check_gradients(fn: Any, *args: Tensor) -> None:
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-5 * y.abs().max().item())
 
 
-@pytest.mark.parametrize("fn", [computed, edges, kinks])
+@pytest.mark.parametrize("fn", [computed, edges, kinks, extremes])
 def test_gradients_of_what_a_mask_selects(fn: Any) -> None:
     check_gradients(fn, points().requires_grad_(), points(1).requires_grad_())
 
@@ -111,6 +117,33 @@ def test_labels_select_with_gradients() -> None:
     compiled: Any = lt.script(by_labels)
     assert compiled.memory(x, labels).peak_bytes < 1 << 20
     check_gradients(by_labels, x, labels)
+
+
+def histograms(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    d = squared(a, b)
+    mask = (d > 0.1) & (d < 1.5)
+    bins = (d[mask] / 0.1).long()
+    return torch.bincount(bins, minlength=20), torch.histc(d[mask], bins=50, min=0.0, max=2.0)
+
+
+def grouped(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    some = d[d < 1.0]
+    pairs = some[: some.numel() // 2 * 2].view(-1, 2).sum(1)
+    return torch.histc(pairs, bins=50, min=0.0, max=2.0)
+
+
+def of_two(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    mask = d < 1.0
+    apart = d[mask] - d[mask.flip(0)]  # as many, elsewhere
+    return torch.histc(apart, bins=50, min=-1.0, max=1.0)
+
+
+def test_histograms_of_what_a_mask_selects_are_added_up_in_chunks() -> None:
+    check(histograms, points(), points(1), most_bytes=16 << 20)
+    for fn in (grouped, of_two):
+        check(fn, points(), points(1), most_bytes=1 << 30)
 
 
 def whole(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
