@@ -18,7 +18,14 @@ import torch
 from benchmarks.files import write_results
 from benchmarks.measure import Effort, ProgramResult, measure_program
 from benchmarks.overhead import import_time_ms, launch_overhead
-from benchmarks.report import full_table, how_lines, overhead_lines, summary_table, update_readme
+from benchmarks.report import (
+    PROGRAMS_BLOCK,
+    full_table,
+    how_lines,
+    overhead_lines,
+    summary_table,
+    update_readme,
+)
 from benchmarks.variants import HOW
 from lowtide.tools.machine import this_machine
 from lowtide.tools.programs import PROGRAMS
@@ -58,7 +65,7 @@ def main() -> int:
     kind = "quick" if effort.is_quick else ""
     print(f"\nwritten: {write_results(machine, report, kind, options.output)}")
     if options.update_readme:
-        update_readme(f"{table}\n\n{footer}")
+        update_readme(f"{table}\n\n{footer}", PROGRAMS_BLOCK)
     ours = [found for result in results for found in result.variants if found.name == "lowtide"]
     return 1 if any(found.agrees is False for found in ours) else 0
 

@@ -4,6 +4,8 @@
     python -m benchmarks.models BERT ViT --train    two of them, training only
     python -m benchmarks.models --ways script       `lt.script` in the place of `lt.compile`
     python -m benchmarks.models --no-inductor       minutes less
+    python -m benchmarks.models --into-readme a.json b.json
+                                                    the README's table, of results measured before
 
 First calls find what is on disk: `LOWTIDE_CACHE_DIR=$(mktemp -d)` shows those of a new machine.
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import statistics
 import time
@@ -29,6 +32,7 @@ from torch import Tensor, nn
 import lowtide as lt
 from benchmarks.files import write_results
 from benchmarks.model_zoo import MODELS, Model
+from benchmarks.report import MODELS_BLOCK, models_table, update_readme
 from lowtide.memory.measure import measure_peak
 from lowtide.tools.machine import this_machine
 
@@ -119,6 +123,17 @@ def geomean(rows: dict[str, Row], kind: str, against: str) -> float | None:
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
 
 
+def write_into_readme(files: list[Path]) -> None:
+    """Writes the README's table of models from files that `main` wrote."""
+    reports = [json.loads(file.read_text()) for file in files]
+    measured = "; ".join(f"{found['machine']['cpu']}: {found['date']}" for found in reports)
+    how = (
+        "How many times faster Lowtide (`lt.compile`) is: least of 9 calls in turns, one thread, "
+        f"processor time, float32; below 1 it is slower. Measured on {measured}."
+    )
+    update_readme(f"{models_table(reports)}\n\n{how}", MODELS_BLOCK)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models")
@@ -130,7 +145,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--into-readme", nargs="+", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.into_readme:
+        write_into_readme(options.into_readme)
+        return
     unknown = [name for name in options.names if name not in MODELS]
     if unknown:
         parser.error(f"there is no model {unknown[0]!r}")

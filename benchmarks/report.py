@@ -14,7 +14,8 @@ from lowtide.tables import format_bytes, format_ms, markdown_table
 from lowtide.tools.machine import Machine
 
 README = Path(__file__).parent.parent / "README.md"
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+# What stands between `<!-- BLOCK: begin -->` and `<!-- BLOCK: end -->` is written by a command.
+PROGRAMS_BLOCK, MODELS_BLOCK = "benchmarks", "models"
 
 
 def full_table(result: ProgramResult) -> str:
@@ -81,14 +82,50 @@ def how_lines(machine: Machine) -> str:
     )
 
 
-def update_readme(text: str, readme: Path = README) -> None:
-    """Replace what is between the markers of the README. Raises ValueError if they are missing."""
+def models_table(reports: list[dict[str, Any]]) -> str:
+    """The README's table of whole models: a row a model and kind, two columns a report.
+
+    Numbers are how many times faster Lowtide is. `reports`: what `benchmarks.models` wrote."""
+    names = list(dict.fromkeys(name for report in reports for name in report["rows"]))
+    headers, columns = ["model"], list[list[str]]()
+    for report in reports:
+        cpu, rows = report["machine"]["cpu"], report["rows"]
+        headers += [f"{cpu}: of eager", "of Inductor", "peak of eager's"]
+        for against, key in (("eager", "ms"), ("inductor", "ms")):
+            means = [report["geomeans"].get(f"{kind}, {against}") for kind in ("infer", "train")]
+            columns.append(
+                [_times(rows.get(name, {}), against, key) for name in names]
+                + [f"{mean:.2f}×" if mean else "" for mean in means]
+            )
+        columns.append(
+            [_times(rows.get(name, {}), "eager", "peak_mb") for name in names] + [""] * 2
+        )
+    labels = [*names, "geometric mean, infer", "geometric mean, train"]
+    return markdown_table(headers, [list(row) for row in zip(labels, *columns, strict=True)])
+
+
+def _times(row: dict[str, dict[str, float]], against: str, key: str) -> str:
+    """Theirs in ours for times, ours in theirs for peaks; empty where either is missing."""
+    if against not in row or "compile" not in row:
+        return ""
+    theirs, ours = row[against][key], row["compile"][key]
+    return f"{theirs / ours:.2f}×" if key == "ms" else f"{ours / theirs:.2f}"
+
+
+def block_marks(block: str) -> tuple[str, str]:
+    """The comments before and after what is written into a block of the README."""
+    return f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
+
+
+def update_readme(text: str, block: str, readme: Path = README) -> None:
+    """Replaces what is in a block of the README. Raises ValueError if its marks are missing."""
     whole = readme.read_text()
-    if whole.count(BEGIN) != 1 or whole.count(END) != 1:
-        raise ValueError(f"{readme.name} must hold {BEGIN} and {END} once each")
-    before, rest = whole.split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{text.strip()}\n{END}{after}")
+    begin, end = block_marks(block)
+    if whole.count(begin) != 1 or whole.count(end) != 1:
+        raise ValueError(f"{readme.name} must hold {begin} and {end} once each")
+    before, rest = whole.split(begin)
+    after = rest.split(end)[1]
+    readme.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}")
 
 
 def _title(result: ProgramResult) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measure import Effort, ProgramResult, VariantResult, measure_program
-from benchmarks.report import BEGIN, END, full_table, summary_table, update_readme
+from benchmarks.report import block_marks, full_table, models_table, summary_table, update_readme
 from benchmarks.variants import EAGER, PEERS, make_variant, prepare, variant_names
 from lowtide.tools.difference import difference
 from lowtide.tools.programs import PROGRAMS
@@ -65,10 +65,26 @@ def test_tables() -> None:
 
 def test_update_readme(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    update_readme("new\n", readme)
-    update_readme("newer", readme)
-    assert readme.read_text() == f"before\n{BEGIN}\nnewer\n{END}\nafter\n"
-    readme.write_text("none")
+    begin, end = block_marks("models")
+    readme.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    update_readme("new\n", "models", readme)
+    update_readme("newer", "models", readme)
+    assert readme.read_text() == f"before\n{begin}\nnewer\n{end}\nafter\n"
     with pytest.raises(ValueError, match="once each"):
-        update_readme("x", readme)
+        update_readme("x", "benchmarks", readme)
+
+
+def test_models_table() -> None:
+    row = {
+        "eager": {"ms": 3.0, "peak_mb": 10.0},
+        "inductor": {"ms": 1.0, "peak_mb": 8.0},
+        "compile": {"ms": 2.0, "peak_mb": 5.0},
+    }
+    means = {"infer, eager": 1.5, "infer, inductor": 0.5}
+    whole = {"machine": {"cpu": "One"}, "geomeans": means, "rows": {"A, infer": row}}
+    without = {"eager": row["eager"], "compile": row["compile"]}
+    part = {"machine": {"cpu": "Two"}, "geomeans": {}, "rows": {"B, train": without}}
+    lines = models_table([whole, part]).splitlines()
+    assert "A, infer | 1.50× | 0.50× | 0.50 |  |  |  |" in lines[2]
+    assert "B, train |  |  |  | 1.50× |  | 0.50 |" in lines[3]
+    assert "geometric mean, infer | 1.50× | 0.50× |" in lines[4]

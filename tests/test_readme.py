@@ -56,11 +56,13 @@ def test_torch_is_pinned_to_one_version_everywhere() -> None:
 
 
 def test_the_benchmark_markers_stand_once_each() -> None:
-    from benchmarks.report import BEGIN, END
+    from benchmarks.report import MODELS_BLOCK, PROGRAMS_BLOCK, block_marks
 
     text = README.read_text()
-    assert text.count(BEGIN) == text.count(END) == 1
-    assert text.index(BEGIN) < text.index(END)
+    for block in (PROGRAMS_BLOCK, MODELS_BLOCK):
+        begin, end = block_marks(block)
+        assert text.count(begin) == text.count(end) == 1
+        assert text.index(begin) < text.index(end)
 
 
 def test_python_examples_of_the_readme_run(tmp_path: Path) -> None:
