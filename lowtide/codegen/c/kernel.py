@@ -25,6 +25,7 @@ from lowtide.texpr.algebra import identity
 from lowtide.texpr.index import Axis, Index, as_index, product
 from lowtide.texpr.index_ranges import floordiv
 from lowtide.tile.ir import Buffer, Combine, Fill, Kernel, Nest, Stmt, sweeps
+from lowtide.tile.overlays import Overlay, overlays
 
 LONG_LINES = 1000  # in a kernel of at least so many lines …
 OUTLINED_LINES = 80  # … a nest of at least so many is a function of its own
@@ -137,10 +138,14 @@ class _Printer:
         size = 4 if b.dtype.name == "bool" else b.dtype.itemsize
         return floordiv(self._elements(b) * size + 63, 64) * 64
 
+    @cached_property
+    def _overlays(self) -> list[Overlay]:
+        return overlays(self.kernel, {b.name: self._bytes(b) for b in self.kernel.buffers})
+
     def thread_bytes(self) -> Index:
         total = as_index(0)
-        for b in self.kernel.buffers:
-            total = total + self._bytes(b)
+        for shared in self._overlays:
+            total = total + shared.nbytes
         return total
 
     def signature(self) -> KernelSignature:
@@ -225,16 +230,25 @@ class _Printer:
     def _buffer_pointers(self) -> list[str]:
         offset = as_index(0)
         lines: list[str] = []
+        overlay_of = {b.name: shared for shared in self._overlays for b in shared.buffers}
+        places: dict[int, str] = {}
         for b in self.kernel.buffers:
-            c = pw.SCALAR[b.dtype.name]
-            lines.append(f"{c} *restrict s_{b.name} = ({c} *)(scratch + {c_index(offset)});")
+            c, shared = pw.SCALAR[b.dtype.name], overlay_of[b.name]
+            restrict = "restrict " if len(shared.buffers) == 1 else ""
+            if id(shared) not in places:
+                places[id(shared)] = f"(scratch + {c_index(offset)})"
+                if not restrict:  # pointers made of one restrict pointer may meet in memory
+                    whole = f"shared_{b.name}"
+                    lines.append(f"char *restrict {whole} = {places[id(shared)]};")
+                    places[id(shared)] = whole
+                offset = offset + shared.nbytes
+            lines.append(f"{c} *{restrict}s_{b.name} = ({c} *){places[id(shared)]};")
             for a in b.axes:
                 if a is not b.last:
                     length = c_index(self._length(b, a))
                     lines.append(f"const int64_t e_{b.name}_{self.names.axis(a)} = {length};")
             if b.last is not None:
                 lines.append(f"const int64_t e_{b.name}_last = {c_index(self._padded(b))};")
-            offset = offset + self._bytes(b)
         return lines
 
     def _start(self, b: Buffer) -> str:
