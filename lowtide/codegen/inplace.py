@@ -9,6 +9,7 @@ Out: for each output, the operands of the same dtype and layout of which every e
     y[i, j] = x[i, j] + x[i, j - 1]             no: the next point reads the same x, too
     y[i, j] = x[i, j] * s; z[j] = sum[i](x)     no, if z is computed in a later nest or kernel
     y[i, j] = s * 2; z[i, j] = x[i, j] + 1      no: the nest may write y before it reads x
+    s[i] = sum[j](x[i, j]); y[i, j] = s[i]      y over x, if y is computed in a later kernel
 
 Invariant: an operand is overwritten only if this is shown to be legal. It is not for kernels that
 may run twice (`checks_nan`, timed products), or for reads in the prologue or the epilogue.
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from lowtide.codegen.reads import tensors_of
 from lowtide.ir.dtypes import DType
 from lowtide.texpr.expr import Def, Expr, Input, Load
-from lowtide.texpr.index import Axis, Index, row_major, the_axis
+from lowtide.texpr.index import Axis, Index, product, row_major, the_axis
 from lowtide.texpr.orders import Order, permuted, strides_in
 from lowtide.tile.ir import Kernel, Nest, Stage, Store, Sweep, Write, paths, reached
 
@@ -52,21 +53,36 @@ def layouts(inputs: Mapping[str, Input], defs: Mapping[str, Def]) -> dict[str, L
 
 
 def replaceable(
-    kernels: Sequence[Kernel], tensors: Mapping[str, Layout], never: Collection[str]
+    kernels: Sequence[Kernel],
+    tensors: Mapping[str, Layout],
+    inputs: Collection[str],
+    never: Collection[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each output the operands whose memory it may take. `never`: the names of kernels
-    that a product of PyTorch's may replace."""
+    """Return for each output the operands whose memory it may take, and those of `inputs` that only
+    earlier kernels read. `never`: the names of kernels that a product of PyTorch's may replace: it
+    reads operands while it writes."""
     found: dict[str, tuple[str, ...]] = {}
     later: set[str] = set()
-    for kernel in reversed(kernels):
-        reads = [n for n in tensors_of(kernel) if n not in kernel.outputs]
-        if kernel.name not in never and not kernel.checks_nan:
-            for output in kernel.outputs:
-                places = [n for n in reads if n not in later and _fits(kernel, output, n, tensors)]
-                if places:
-                    found[output] = tuple(places)
+    read = [[n for n in tensors_of(k) if n not in k.outputs] for k in kernels]
+    for number, (kernel, reads) in reversed([*enumerate(zip(kernels, read, strict=True))]):
+        before = dict.fromkeys(n for names in read[:number] for n in names)
+        ended = [n for n in before if n in inputs and n not in later and n not in reads]
+        may_overwrite = kernel.name not in never and not kernel.checks_nan
+        operands = [n for n in reads if n not in later] if may_overwrite else []
+        for output in kernel.outputs:
+            places = [n for n in operands if _fits(kernel, output, n, tensors)]
+            places += [n for n in ended if _is_as_large(output, n, tensors)]
+            if places:
+                found[output] = tuple(places)
         later.update(reads)
     return found
+
+
+def _is_as_large(output: str, source: str, tensors: Mapping[str, Layout]) -> bool:
+    a, b = tensors.get(output), tensors.get(source)
+    if a is None or b is None or a.dtype is not b.dtype:
+        return False
+    return product(a.sizes) == product(b.sizes)
 
 
 def _fits(kernel: Kernel, output: str, source: str, tensors: Mapping[str, Layout]) -> bool:

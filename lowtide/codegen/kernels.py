@@ -108,7 +108,7 @@ class Kernels(ABC):
         self.replaceable: dict[str, tuple[str, ...]] = {}
         if self.writes_in_place and not self.is_step:
             tensors = layouts(self.normal.inputs, self.normal.defs)
-            self.replaceable = replaceable(self.plans, tensors, found)
+            self.replaceable = replaceable(self.plans, tensors, self.normal.inputs, found)
         self.placed = self._placed()
 
     def _matmul(self, p: Kernel, g: Group) -> Matmul | None:

@@ -136,9 +136,21 @@ def test_no_kernel_reads_it_later() -> None:
     sums, points = kernels.plans
     tensors = inplace.layouts(kernels.normal.inputs, kernels.normal.defs)
     (output,) = points.outputs
-    assert inplace.replaceable([sums, points], tensors, ()) == {output: ("x0",)}
-    assert inplace.replaceable([points, sums], tensors, ()) == {}
-    assert inplace.replaceable([sums, points], tensors, (points.name,)) == {}
+    assert inplace.replaceable([sums, points], tensors, ["x0"], ()) == {output: ("x0",)}
+    assert inplace.replaceable([points, sums], tensors, ["x0"], ()) == {}
+    assert inplace.replaceable([sums, points], tensors, ["x0"], (points.name,)) == {}
+
+
+def test_an_operand_that_only_earlier_kernels_read() -> None:
+    """The second product has no use for `x`; its result is as large."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        h = torch.softmax(x @ w, 0)
+        return torch.cumsum(h @ w, 1)
+
+    w = torch.randn(200, 200)
+    kernels = executable(fn, X, w).first
+    assert "x0" in kernels.replaceable[kernels.plans[-1].outputs[0]]
 
 
 def test_a_temporary_that_dies() -> None:

@@ -97,7 +97,8 @@ class _Printer:
     ) -> None:
         self.kernel = kernel
         self.is_step = is_step
-        self.updated = {n: of for n, of in updated.items() if of in kernel.outputs}
+        read = {*tensors_of(kernel)} if updated else set[str]()
+        self.updated = {n: of for n, of in updated.items() if of in kernel.outputs and n in read}
         self.names = Names(
             lanes=kernel.lanes,
             strides=dict(strides),
