@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,7 +87,7 @@ class Replay:
 
 
 @contextmanager
-def replayed() -> Iterator[list[int]]:
+def replayed() -> Generator[list[int]]:
     """A context in which each kernel is replayed; how many of its buffers share memory."""
     found: list[int] = []
 
@@ -125,7 +125,7 @@ def layer(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
 def test_forward_and_backward(fn: Any, shapes: list[tuple[int, ...]], least: int) -> None:
     inputs = [torch.randn(s).requires_grad_() for s in shapes]
     with replayed() as found:
-        made = lt.script(fn)(*inputs)
+        made: Tensor = lt.script(fn)(*inputs)
         made.sum().backward()
     assert max(found) >= least, found
     torch.testing.assert_close(made, fn(*inputs), rtol=1e-3, atol=1e-3)
