@@ -13,6 +13,7 @@ can differentiate a region's ops any number of times, runs them again where that
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
@@ -23,8 +24,9 @@ import torch
 from lowtide.diagnostics.faults import survive
 from lowtide.execute.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.execute.host_code import HostCode
-from lowtide.execute.mutation import without_statistics
+from lowtide.execute.mutation import copied, without_statistics
 from lowtide.execute.parted import Remaining, saved_for
+from lowtide.execute.seen_results import Seen, check_unseen, depended_upon
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import Env, run_op
 from lowtide.ir.named_results import build
@@ -189,6 +191,7 @@ class Recorder:
         instead = {n: -1 - k for n, k in gradient.in_place_of.items()}
         self.kept = tuple(instead.get(n, self.names.index(n)) for n in gradient.saved_inputs)
         self.dead = tuple(k for k, carries in enumerate(gradient.carrying) if not carries)
+        self.depended_upon = depended_upon(gradient.program, gradient.carrying)
         self.is_turned = any(order is not None for order in eager.orders)
         # Live-ins that are tensors, of which a call stores the sizes only, and the others.
         self.tensors = tuple(p.position for p in places.values() if not p.path)
@@ -213,7 +216,10 @@ class Recorder:
             tensors[k] = tensors[k].detach()
         call = Call(self, sizes, numbers, a)
         if written is None:
-            return self.function.apply(call, *tensors)
+            found = self.function.apply(call, *tensors)
+            if self.depended_upon:
+                call.seen = [weakref.ref(found[k]) for k in self.depended_upon]
+            return found
         call.made = []
         try:
             return self.function.apply(call, *tensors)
@@ -239,22 +245,13 @@ class Recorder:
         return found
 
 
-def copied(x: Tensor) -> Tensor:
-    """Return a copy with the same strides, since the kernels were compiled for these."""
-    copy = x.clone()
-    if copy.stride() == x.stride() or not x.numel():
-        return copy
-    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
-
-
 class Call:
     """One forward run, saved for its backward pass: sizes, numbers, and live-ins, of whose tensors
     it has the sizes only. `aliases`: outputs that the backward pass reads; `versions`: how often
     each had been changed in place."""
 
     __slots__ = (
-        *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "sizes"),
+        *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "seen", "sizes"),
         "versions",
     )
 
@@ -268,6 +265,7 @@ class Call:
         self.made: list[Tensor] | None = None  # results and checks, if `written` needs them
         self.left: Remaining | None = None  # after a backward pass of some outputs
         self.aliases: Sequence[Tensor] = ()
+        self.seen: Seen = ()
         self.versions: Sequence[int] = ()
         if not recorder.forms:
             recorder.forms = tuple((a[k].dtype, a[k].device) for k in recorder.tensors)
@@ -333,6 +331,8 @@ class Region(FunctionBase):
         unshared = ownership.all_alone_in_backward(cotangents, call.rules, is_watched)
         r = call.recorder
         g = r.gradient
+        if call.seen:
+            check_unseen(call.seen, g.program)
         if len(g.parts) < 2:
             kept: Sequence[Tensor] = ctx.saved_tensors if r.kept or r.saved or r.shared else ()
         else:

@@ -109,3 +109,12 @@ def _dense(value: Any) -> Sequence[torch.Tensor]:
     if type(value) in _TENSOR_TYPES:  # quickly, as each call asks
         return (value,) if value.layout is _STRIDED and not value.is_meta else ()
     return [x for x in tensors_in(value) if x.layout is torch.strided and not x.is_meta]
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides, since the kernels were compiled for these."""
+    copy = x.clone()
+    if copy.stride() == x.stride() or not x.numel():
+        return copy
+    span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())

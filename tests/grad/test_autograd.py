@@ -12,7 +12,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.diagnostics import faults, stats
-from lowtide.execute.autograd_function import copied
+from lowtide.execute.mutation import copied
 from tests.grad.eager_gradients import close, randn, same
 
 

@@ -1,0 +1,61 @@
+"""Hooks and `retain_grad()` of results that other results are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+
+
+def dependent(x: Tensor):
+    y = x * x
+    return y, y.sin()
+
+
+def detached(x: Tensor):
+    y = x * x
+    return y, y.detach() * 2
+
+
+def apart(x: Tensor):
+    return x * x, x.sin()
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "script": lt.script,
+    "trace": lambda f: lt.trace(f, (torch.rand(40, 50),)),
+    "compile": lt.compile,
+}
+SEEN: dict[str, Callable[[Tensor], object]] = {
+    "hook": lambda y: y.register_hook(lambda g: g * 2),
+    "retained": lambda y: y.retain_grad(),
+}
+
+
+def gradient(f: Any, see: Callable[[Tensor], object]) -> Tensor | None:
+    x = torch.linspace(0, 1, 2000).view(40, 50).requires_grad_()
+    y, z = f(x)
+    see(y)
+    (y.sum() + z.sum()).backward()
+    return x.grad
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("way", WAYS)
+def test_backward_raises_where_it_would_be_seen_wrongly(way: str, seen: str) -> None:
+    compiled = WAYS[way](dependent)
+    torch.testing.assert_close(gradient(compiled, id), gradient(dependent, id))
+    with pytest.raises(RuntimeError, match=r"test_seen_results\.py:\d+: a hook, or retain_grad"):
+        gradient(compiled, SEEN[seen])
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("f", [detached, apart])
+@pytest.mark.parametrize("way", WAYS)
+def test_others_are_as_in_eager_mode(way: str, f: Any, seen: str) -> None:
+    torch.testing.assert_close(gradient(WAYS[way](f), SEEN[seen]), gradient(f, SEEN[seen]))
