@@ -11,12 +11,15 @@ from typing import Any, Final
 import torch
 from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
+from torch.nn.modules import _functions
 from torch.utils import checkpoint
 
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _autograd: Final[Any] = _C._autograd
 _checkpoint: Final[Any] = checkpoint
 
+# What a module's backward hooks put around it.
+BackwardHookFunction: Final[type] = _functions.BackwardHookFunction
 # The node of the backward pass that this thread runs; None outside of one.
 current_node: Final[Callable[[], Any]] = _C._current_autograd_node
 # The number of a node: a later one has a larger number.

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from torch.nn.modules._functions import BackwardHookFunction
-
 from lowtide.frontend.trace.encode import encode, is_encodable, plain
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.ir import python_objects
+from lowtide.torch_private.autograd import BackwardHookFunction
 from lowtide.torch_private.pytree import tensors_in
 
 
