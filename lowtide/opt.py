@@ -173,8 +173,14 @@ class Run:
     def specialise(self) -> Shown:
         assert self.function is not None
         given = pairs(self.options.shape)
+        names = [p.name for p in self.function.params]
+        known_names("--shape", given, names)
+        known_names("--dtype", pairs(self.options.dtype), names)
         values = [value_of(p, given, self.options) for p in self.function.params]
-        for step in DryRun(make_driver(self.function, Options()), values).steps:
+        dry_run = DryRun(make_driver(self.function, Options()), values)
+        if dry_run.fails:
+            raise ArgumentFault(f"a call with these arguments raises: {dry_run.fails}")
+        for step in dry_run.steps:
             if not isinstance(step, KernelStep):
                 yield f"@{step.loc.line}", f"PyTorch runs {step.label}: {step.reason}"
             elif (host := step.entry.spec.host) is not None:
@@ -214,6 +220,22 @@ def pairs(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in found}
 
 
+def known_names(option: str, given: Collection[str], known: Collection[str]) -> None:
+    """Raise ArgumentFault if an option gives a value for a name that is not in the text."""
+    for name in given:
+        if name not in known:
+            raise ArgumentFault(
+                f"{option} gives `{name}`; the text has {', '.join(known) or 'none'}"
+            )
+
+
+def size_of(name: str, text: str) -> int:
+    """Return the int. Raises ArgumentFault."""
+    if not text.isdecimal():
+        raise ArgumentFault(f"{text!r} is not a size; write --size {name}=1000")
+    return int(text)
+
+
 def value_of(p: Value, given: Mapping[str, str], options: argparse.Namespace) -> Any:
     """A meta tensor of the shape that is given for a parameter; or the number."""
     if p.name not in given:
@@ -248,7 +270,7 @@ def parts(text: str, options: argparse.Namespace) -> Iterator[Work]:
     found = dict.fromkeys(s.stage for s in sections if s.stage in compiler.STAGES)
     if len(found) > 1:
         raise ArgumentFault(f"one stage at a time, not {', '.join(found)}")
-    given = {n: int(v) for n, v in pairs(options.size).items()}
+    given = {n: size_of(n, v) for n, v in pairs(options.size).items()}
     while sections:
         first, sizes = sections.pop(0), dict[str, Index]()
         if first.name == INTERFACE:
@@ -311,6 +333,8 @@ def stages(text: str, options: argparse.Namespace) -> Shown:
     known = compiler.STAGES
     begin = known.index(choice("stage", options.begin, known))
     end = known.index(choice("stage", options.end or known[-1], known))
+    if end < begin:
+        raise ArgumentFault(f"--to {options.end} comes before --from {options.begin}")
     wanted = reads(known[begin])
     if not HEADING.sub("", text).strip():
         raise ArgumentFault("the text is empty")

@@ -19,6 +19,7 @@ from lowtide.ir.dtypes import DType
 from lowtide.ir.literals import parse_literal
 from lowtide.ir.parser import ParseError
 from lowtide.texpr import expr as ex
+from lowtide.texpr.evaluate import FUNCTIONS
 from lowtide.texpr.expr import Def, Delay, Expr, Input, Load, Program
 from lowtide.texpr.index import Axis, Index, Size, as_index, gather
 from lowtide.texpr.index_ranges import clamp, floordiv, mod
@@ -463,6 +464,8 @@ class Scope(IndexReader):
 
     def called(self, line: Line, word: str) -> Expr:
         """Return `exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
+        if word not in FUNCTIONS and word not in (*dtypes.BY_NAME, "at", "select"):
+            raise line.fail(f"a function of elements, such as `exp`, not `{word}`")
         line.advance()
         dtype = line.dtype() if line.skip(":") else None
         line.need("(")

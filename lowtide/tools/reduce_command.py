@@ -55,11 +55,11 @@ class Reduced:
     stage: str
     function: Function
     inputs: tuple[Any, ...] = ()
-    note: str = ""
+    note: str = ""  # how the results differ, or that both are errors
 
     def __str__(self) -> str:
         if not self.stage:
-            return "nothing differs"
+            return f"nothing differs{self.note}"
         shapes = [
             f"  %{p.name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
             if isinstance(x, torch.Tensor) else f"  %{p.name}: {x!r}"
@@ -85,7 +85,10 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
         try:
             bound = compiled.bind(tuple(inputs), {})
         except TypeError as fault:  # other arguments than the function takes
-            raise ArgumentFault(str(fault)) from None
+            raise ArgumentFault(
+                f"{fault}; --shape gives tensors alone: write a function that has the other "
+                "arguments in it"
+            ) from None
         driver, values = compiled.resolve(bound)
     functions += [x for x in reversed(before) if x[0].name == driver.function.name]
     values = dict(zip(_places(driver.function), values, strict=True))
@@ -96,7 +99,10 @@ def reduce(target: str, shapes: str, dtypes: str) -> Reduced:
     wanted = outcome(eager, inputs)
     got = outcome(interpreted(function), values, len(inputs))
     if hasattr(eager, "explain") or (note := difference_text(wanted, got)) is None:
-        return reduced(function, values, passes)
+        found = reduced(function, values, passes)
+        if not found.stage and isinstance(wanted, str):
+            return replace(found, note=f": PyTorch {wanted}, too; do the shapes fit?")
+        return found
     return Reduced(stage=CAPTURE, function=function, inputs=values, note=note)
 
 

@@ -27,6 +27,7 @@ def f(%x: Tensor, %w: Tensor, %n: int) -> Tensor:
       yield(%t, %c)
   return(%h)
 """
+SHAPES = "--from specialise --shape x=100x3,w=3,n=4"
 PROGRAM = """\
 size N
 input x: f32[N, 3] strides (3, 1)
@@ -252,6 +253,16 @@ def test_reads_what_comes_in(
         (FUNCTION, "--from specialise --shape x", "'x' is not of the form x=100x3"),
         (FUNCTION[:-11] + "ret", "", "line 11: expected `name(%operand, ...)`\n    ret\n    ^"),
         (PROGRAM[:-2] + "y", "--from fuse", "line 6: expected a value that is defined above"),
+        (
+            PROGRAM.replace("mul(x", "mull(x"),
+            "--from fuse",
+            "a function of elements, such as `exp`",
+        ),
+        (PROGRAM, "--from fuse --to normalise", "--to normalise comes before --from fuse"),
+        (PROGRAM, "--from fuse --size N=x", "'x' is not a size; write --size N=1000"),
+        (FUNCTION, "--from specialise --shape z=3", "--shape gives `z`; the text has x, w, n"),
+        (FUNCTION, f"{SHAPES} --dtype z=float64", "--dtype gives `z`; the text has x, w, n"),
+        (FUNCTION, SHAPES.replace("w=3", "w=4"), "a call with these arguments raises: "),
     ],
 )
 def test_errors(

@@ -101,6 +101,12 @@ def test_nothing_differs(name: str, shapes: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "nothing differs\n"
 
 
+def test_shapes_with_which_pytorch_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["reduce", "reduced_program:fn", "--shape", "5x3,4"]) == 0
+    out = capsys.readouterr().out
+    assert out == "nothing differs: PyTorch raises RuntimeError, too; do the shapes fit?\n"
+
+
 def test_a_fault_in_normalise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
