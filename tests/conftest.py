@@ -83,13 +83,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under `--changed` files of tests whose imports do not reach the change are not read."""
+    """Under `--changed` only the files that may have chosen tests are read."""
     since = config.getoption("--changed")
     if since is None or not collection_path.name.startswith("test_"):
         return None
     choice = chosen(since)
     name = collection_path.relative_to(ROOT).as_posix()
-    return True if name not in choice.first | choice.near | choice.far else None
+    return True if name not in choice.collected else None
 
 
 @pytest.hookimpl(trylast=True)  # of what `-m` has left

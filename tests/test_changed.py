@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.changed import ALWAYS, ROOT, choose, folders_of
+from tests.changed import ALWAYS, FAR_FILES, ROOT, choose, folders_of
 
 
 def test_a_pass_asks_for_texts_first_and_for_what_imports_it() -> None:
@@ -28,6 +28,13 @@ def test_the_folders_of_a_room_come_first_in_the_sample() -> None:
     assert not any(n.startswith("tests/run/") for n in lifting.home)
     executor = choose(["lowtide/execute/executor.py"])
     assert {n.rsplit("/", 1)[0] for n in executor.home} == {"tests/run"}
+
+
+def test_files_that_pytest_reads() -> None:
+    found = choose(["lowtide/passes/reroll.py"])
+    assert found.collected > found.first | found.home | found.near
+    assert len(found.collected & found.far) == FAR_FILES < len(found.far)
+    assert found.collected == choose(["lowtide/passes/reroll.py"]).collected
 
 
 def test_each_room_has_a_folder_of_tests() -> None:
