@@ -30,7 +30,8 @@ def is_from_file(obj: object) -> bool:
 
 
 def reduced(c: Any) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-    """Return what makes the object again. Raises CompileError if it cannot be saved."""
+    """Return the function and arguments that make the object again, as `__reduce__` does. Raises
+    CompileError if the object cannot be saved."""
     return restored, (saved_to_buffer(c),)
 
 

@@ -7,7 +7,7 @@ In: an `Outer`. Out: `Effect`s, one for each op, and the tensors that have a gra
     y = torch.ops.mine.op(x)           unknown
 
 Each op runs once on the meta device, with gradients, under a mode that sees the schemas of all
-that it calls. They tell what is written, except for running statistics.
+that it calls. The schemas tell what is written, except for running statistics.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from lowtide.torch_private.tensors import base, is_view, storage_of
 Tensor = torch.Tensor
 _GAINING: Final = ("mutate", "py.call", "py.call_method")  # the tensor written may get a graph
 _KNOWN: Final = ("aten", "prims")
-_RUNNING: Final = ("running_mean", "running_var")  # written, whatever the schema says
-_OF_THE_BATCH: Final = ("training", "train", "use_input_stats")  # unless this is False
+# A normalisation writes these arguments, though its schema does not say so …
+_RUNNING: Final = ("running_mean", "running_var")
+# … unless it uses them in place of the batch's statistics: one of these arguments is False.
+_OF_THE_BATCH: Final = ("training", "train", "use_input_stats")
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """`writes`: memory, by `storage_of`. `repeats`: whether a recomputation gives the same
-    results."""
+    """The effect of one op. `writes`: the storages that it changes, by `storage_of`. `repeats`:
+    whether the op gives the same results if it is run again."""
 
     writes: frozenset[int] = frozenset()
     repeats: bool = True

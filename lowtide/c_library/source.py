@@ -96,7 +96,8 @@ class Library:
         return "\n".join(parts) + "\n"
 
     def _state(self) -> Iterator[str]:
-        """Yield the state: what the program changes of the module, with its first values."""
+        """Yield the declarations of the state: the module's tensors and numbers that the program
+        changes from call to call."""
         n, upper = self.name, self.upper
         if not self.state:
             return
@@ -316,7 +317,7 @@ class Library:
 
 
 def given(e: Entry) -> list[Argument]:
-    """Return what the caller gives."""
+    """Return the arguments that the caller of the C function passes."""
     return [a for a in e.inputs if a.weight is None]
 
 
@@ -404,7 +405,8 @@ def _kernel_declarations() -> str:
 
 
 def _long(text: str) -> str:
-    """Return the text with `long long`, which vector builtins take and `int64_t` may not be."""
+    """Return the text with `long long` in place of `int64_t`. Vector builtins take `long long`, and
+    some platforms define `int64_t` as `long`."""
     return re.sub(r"\b(u?)int64_t\b", lambda m: "lt_u64" if m[1] else "lt_i64", text)
 
 

@@ -91,7 +91,8 @@ class Chunks:
         return self.unread is not None and any(self.carrying)
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:
-        """Return results without memory if only their graph is used; others unchanged."""
+        """Return stand-ins for the results if only their graph is used: tensors without memory, and
+        values that are not tensors unchanged."""
         device = next(v.device for v in values if isinstance(v, Tensor))
         return [f.stand_in(device) if isinstance(f, Form) else f.value for f in self.unread or ()]
 
@@ -167,8 +168,9 @@ class Chunks:
         free: Sequence[int],
         spent: Sequence[int],
     ) -> dict[int, Tensor]:
-        """Return for operands that are cut the tensor whose memory their gradient may take: a
-        cotangent of the same layout, or the operand itself. A chunk writes it after reading it."""
+        """Return by operand the tensor whose memory its gradient may take: a cotangent of the same
+        layout, or the operand itself. Only operands that are cut have one, for a chunk reads its
+        part of that tensor before it writes there."""
         found: dict[int, Tensor] = {}
         left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
         for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
@@ -233,7 +235,8 @@ class Chunks:
         size, larger = divmod(extent, count)
         for k in (*range(shown), *range(kept, count)):
             start = k * size + min(k, larger)
-            unseen = 0 if k else kept - shown  # the first chunk, the last to go back, counts them
+            # A dry run counts the chunks that it leaves out at the first: its backward runs last.
+            unseen = 0 if k else kept - shown
             yield Span(start, size + (k < larger), extent, k >= kept, unseen)
 
     def parts(self, values: Sequence[Any], span: Span) -> list[Any]:
@@ -350,14 +353,15 @@ def _given(cotangent: Tensor, dim: int | None, span: Span) -> Tensor | None:
 
 
 def _joined(whole: Tensor, dim: int, span: Span) -> Tensor:
-    """Return the part of a joined result that a chunk writes. For `cat` with two rows for each
-    point, that is twice the chunk's size."""
+    """Return the part of a joined result that a chunk writes. It is a multiple of the chunk's size:
+    twice that, if the section is a `cat` that makes two rows of each."""
     times = whole.shape[dim] // span.extent
     return whole.narrow(dim, span.start * times, span.size * times)
 
 
 def _sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return the sum; the longer one goes on with zeros in the shorter (`bincount`)."""
+    """Return the sum of two results, which may differ in length, as those of `bincount` do: the
+    shorter one counts as padded with zeros. Overwrites the longer one."""
     long, short = (a, b) if a.shape[0] >= b.shape[0] else (b, a)
     long[: short.shape[0]] += short
     return long

@@ -58,7 +58,8 @@ TURNED: Final = {"py.lt": "py.gt", "py.gt": "py.lt", "py.le": "py.ge", "py.ge": 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of a condition: in the first step, and in all others; None if these do not agree yet."""
+    """The value of a condition in the first step, and in all later steps; `later` is None if later
+    steps differ among themselves."""
 
     first: bool
     later: bool | None
@@ -84,12 +85,15 @@ def peel_first_steps(fn: Function) -> Function:
         peeled = functools.partial(_peeled, makers_of(result), users_of(result))
         if not replace_loops(result.block, peeled):
             break
-        result = fold_constants(result)  # of `i > 0 and j > 0` the question of j may be left
+        result = fold_constants(
+            result
+        )  # peeling decides `i > 0` of `i > 0 and j > 0`; this leaves `j > 0`
     return result
 
 
 def _peeled(makers: Makers, users: Users, op: Op, before: list[Op]) -> list[Op] | None:
-    """Return the first step, and the loop of the others; None if that tells nothing."""
+    """Return the ops of the first step and the loop of the later steps; None if peeling decides no
+    condition."""
     loop = _Loop(makers, users, op, before)
     answers = dict(loop.answers())
     if not answers and not loop.adds_to_number():
@@ -160,7 +164,8 @@ class _Loop:
         return self.compared(name, counter, limit)
 
     def compared(self, name: str, counter: _Counter, limit: int) -> _Answer | None:
-        """Return the answer of a comparison with a constant that the counter passes for good."""
+        """Return the answer of a comparison of the counter with a constant, such as `t > 0`.
+        The answer's `later` is None if a few more steps have to be peeled before all agree."""
         test = COMPARED[name]
         if counter.least > limit:
             return _Answer(test(counter.first, limit), test(counter.least, limit))
@@ -215,7 +220,7 @@ class _Loop:
             return False
         known = (*_ASKED, *_GROWS)
         if not all(u.name in known and u.operands[0] is xs for u in self.users[xs]):
-            return False  # it may be held by another list, by which it is changed
+            return False  # another list may hold it, and change it
         if any(xs in u.operands[1:] for u in self.users[xs]):
             return False
         begun = self.before[self.before.index(maker) :]

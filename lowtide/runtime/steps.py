@@ -165,7 +165,7 @@ class _Table:
         return address
 
     def _known(self, values: Sequence[float | Slot], address: int) -> list[int | float]:
-        """Return the values, 0 for those that move; note the addresses of these."""
+        """Return the values of slots, 0 for a slot that moves; note the addresses of those."""
         found: list[int | float] = []
         for k, x in enumerate(values):
             if isinstance(x, Moving):

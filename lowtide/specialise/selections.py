@@ -1,4 +1,4 @@
-"""What a mask selects of pairs, without selecting it: kernels compute with all pairs, masked.
+"""Selections of pairs by a mask, without selecting: kernels compute with all pairs, masked.
 
 In: ops that select by a mask of the region, and ops on what they give. Out: abstract values that
 are `Selection`s, and the results of their reductions; raises Escaped for any other use.

@@ -20,23 +20,23 @@ from lowtide.tile.gpu import Gpu
 
 WARP = 32
 WORD = 4  # bytes of a register
-SPARE = 1.75  # times the values that must be alive: what compilers keep
+SPARE = 1.75  # compilers keep so many times the registers of the values that are alive
 BASE_REGISTERS = 26  # addresses, counters, masks
-FRAGMENTS = 0.25  # of what a product by multiply-adds reads, so much is in registers at once
-LONGEST_STEPS = 32  # of a product by multiply-adds, which are written out
-MOST_REGISTERS = 190  # of a thread, as reckoned here: beyond, compilers may spill
+FRAGMENTS = 0.25  # the share of a product's operands in registers at once, without tensor cores
+LONGEST_STEPS = 32  # a product without tensor cores is unrolled; more steps compile slowly
+MOST_REGISTERS = 190  # of a thread, by this model; compilers may spill beyond
 REGISTER_STEP = 8  # the GPU allocates multiples of this
 SYSTEM_BYTES = 1 << 10  # of shared memory that each program takes besides its own
 SHARED_RATE = 128  # bytes per clock that a multiprocessor's shared memory gives
-CACHE_RATE = 64  # the same of what comes from L2
+CACHE_RATE = 64  # bytes per clock that a multiprocessor gets from L2
 L2_TIMES = 3  # how much faster than memory L2 is
 LOAD_CLOCKS = 700  # from a load to its value
-VISIT_CLOCKS = 40  # of a sweep's step: a barrier, a branch, the next places
-FOLD_CLOCKS = 250  # of a block along an axis: through shared memory
-BEGIN_CLOCKS = 1500  # until a program has begun, and what it stores is on its way
+VISIT_CLOCKS = 40  # of one step of a sweep: a barrier, a branch, the next addresses
+FOLD_CLOCKS = 250  # to fold a block along an axis, through shared memory
+BEGIN_CLOCKS = 1500  # to start a program, and to issue its stores
 LEAST_WARPS = 4  # one for each scheduler of a multiprocessor
-ALL_WARPS = 8  # with so many no scheduler waits for a result
-GROUP_WARPS, GROUP_ROWS = 4, 64  # of a product that reads its sides where they lie (see `groups`)
+ALL_WARPS = 8  # with so many, no scheduler waits for the result of an instruction
+GROUP_WARPS, GROUP_ROWS = 4, 64  # of a product that reads operands in shared memory (`groups`)
 SMALL_TIMES = 2  # slowdown of a product with fewer rows than GROUP_ROWS
 
 
@@ -123,7 +123,7 @@ def _registers(shape: Shape, gpu: Gpu, threads: int) -> int:
 
 
 def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
-    """Return the registers of a thread for the operands of a product by multiply-adds."""
+    """Return the registers of a thread for the operands of a product without tensor cores."""
     if is_by_units(p, gpu):
         return 0.0
     side = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has
@@ -131,8 +131,8 @@ def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
 
 
 def _is_written_out(shape: Shape, gpu: Gpu) -> bool:
-    """Return whether a product by multiply-adds has so many steps that compiling its text takes
-    long."""
+    """Return whether a product without tensor cores has so many unrolled steps that compiling
+    takes long."""
     products = [p.product for p in shape.parts if p.product is not None]
     return any(p.over > LONGEST_STEPS and not is_by_units(p, gpu) for p in products)
 
@@ -152,7 +152,7 @@ def _ahead(p: Product, gpu: Gpu, stages: int) -> int:
 
 
 def _resident(gpu: Gpu, threads: int, registers: int, shared: int) -> int:
-    """Programs that a multiprocessor runs at once."""
+    """Return the number of programs that a multiprocessor runs at once."""
     if registers > MOST_REGISTERS or shared > gpu.shared_bytes:
         return 0
     taken = -(-registers // REGISTER_STEP) * REGISTER_STEP * threads
@@ -184,7 +184,7 @@ def _time_ns(shape: Shape, gpu: Gpu, warps: int, stages: int, resident: int) -> 
 
 
 def _waiting(shape: Shape, stages: int) -> float:
-    """Clocks in which a program that has the machine for itself waits."""
+    """Return the clocks for which a program waits if no other program runs."""
     found = float(BEGIN_CLOCKS + FOLD_CLOCKS * shape.folds)
     for p in shape.parts:
         ahead = max(stages - 1, 1) if p.product is not None else 1
@@ -194,7 +194,7 @@ def _waiting(shape: Shape, stages: int) -> float:
 
 
 def _part_clocks(part: Part, gpu: Gpu, threads: int) -> float:
-    """Clocks of a multiprocessor for one visit; each thread has one point of a block at least."""
+    """Return the clocks of a multiprocessor for one visit. Each thread has at least one point."""
     rate = gpu.f64 if part.doubles else gpu.f32
     lanes = sum(max(points, threads) * operations for points, operations in part.layers) / rate
     found = lanes + (0 if part.product is None else _product_clocks(part.product, gpu, threads))

@@ -13,41 +13,41 @@ _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _Tensor: Final[Any] = torch.Tensor
 _loader: Final[Any] = dataloader
 
-# How often it was changed in place.
+# The number of writes in place.
 version: Final[Callable[[torch.Tensor], int]] = operator.attrgetter("_version")
-version_unseen: Final[Callable[[torch.Tensor], int]] = _Tensor._version.__get__  # asks no class
-# What a view is one of; None for what is no view.
+version_unseen: Final[Callable[[torch.Tensor], int]] = _Tensor._version.__get__  # calls no subclass
+# The tensor that a view shows a part of; None if the tensor is no view.
 base: Final[Callable[[torch.Tensor], torch.Tensor | None]] = operator.attrgetter("_base")
 is_view: Final[Callable[[torch.Tensor], bool]] = _Tensor._is_view
-# All zeros, without memory.
+# Whether it is one of autograd's zero tensors, which have no memory.
 is_zero_tensor: Final[Callable[[torch.Tensor], bool]] = _Tensor._is_zerotensor
-# Stored with the other sign.
+# A view whose elements are the negatives of the stored ones.
 negative_view: Final[Callable[[torch.Tensor], torch.Tensor]] = _C._VariableFunctions._neg_view
-# Says so of a tensor: {"conj": True, "neg": False}.
+# Marks a tensor's memory as conjugate or negative: {"conj": True, "neg": False}.
 set_math_bits: Final[Callable[[torch.Tensor, object], None]] = _C._set_tensor_metadata
 empty_quantized: Final[Any] = _C._VariableFunctions._empty_affine_quantized
 empty_per_channel_quantized: Final[Any] = _C._VariableFunctions._empty_per_channel_affine_quantized
-# They hand out a tensor that exists already.
+# Attributes whose value is an existing tensor, not a new one.
 GETTERS_OF_OTHERS: Final[tuple[Any, ...]] = (
     *(_Tensor.grad.__get__, _Tensor._base.__get__, _Tensor._grad.__get__),
 )
 
-# Holders in C++ of a tensor; asks no mode.
+# The number of C++ references to a tensor. No dispatch mode sees the call.
 use_count: Final[Callable[[torch.Tensor], int]] = _Tensor._use_count
 has_storage: Final[Callable[[torch.Tensor], bool]] = getattr(_C, "_has_storage", lambda _: True)
-# What a storage is known by while it lives, and how many hold it.
+# An identity of a storage while it lives; the number of references to a storage.
 address: Final[Callable[[torch.UntypedStorage], int]] = operator.attrgetter("_cdata")
 uses_of_storage: Final[Callable[[int], int]] = _C._storage_Use_Count
 
-# A tensor without data, of a class with a dispatch of its own; two handles change their contents.
+# Makes a tensor without data, of a subclass with its own dispatch; exchanges two tensors' contents.
 make_wrapper: Final[Any] = _Tensor._make_wrapper_subclass
 swap_contents: Final[Callable[[torch.Tensor, torch.Tensor], None]] = _C._swap_tensor_impl
 
 _storage_at: Final[Any] = _C._construct_storage_from_data_pointer
-# Whoever asks for its data pointer in order to write gets an error.
+# Afterwards `data_ptr()` of the storage for writing raises an error.
 throw_on_data_pointer: Final[Callable[[torch.Tensor], None]] = _C._set_throw_on_mutable_data_ptr
 
-# What hands out the tensors that the workers of a data loader made: a class and its method.
+# The class and method that return the tensors made by workers of a data loader.
 NEXT_OF_WORKERS: Final[tuple[Any, str]] = (_loader._MultiProcessingDataLoaderIter, "_next_data")
 
 

@@ -17,9 +17,9 @@ __all__ = ["FunctionModifiers", "TracerWarning"]
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _builtins: Final[Any] = torch.jit._builtins
 MODIFIER: Final = "_torchscript_modifier"  # the attribute of a function that has a mark
-# Where its functions say that they come from.
+# The `__module__` of its functions.
 MODULE: Final = "torch._jit_internal"
-# `value` is not None, as a function.
+# A function that returns its argument, and raises an error for None.
 unwrap_optional: Final[Any] = torch.jit._unwrap_optional  # pyright: ignore
 check: Final[Any] = vars(torch)["_assert"]
 ScriptList: Final[Any] = _C.ScriptList
@@ -42,7 +42,7 @@ def module_of(c: Any) -> torch.nn.Module:
 
 
 def schemas(name: str) -> list[Any]:
-    """Return all schemas of an operator, such as `"aten::mm"`; none of one that is unknown."""
+    """Return all schemas of an operator, such as `"aten::mm"`; [] if the name is unknown."""
     return _C._jit_get_schemas_for_operator(name)
 
 

@@ -50,7 +50,8 @@ def _masked(raw: str, layout: Layout, call: str) -> tuple[str, str] | None:
 
 
 def _chars(raw: str, layout: Layout) -> str:
-    """gcc's byte builtins take vectors of plain `char`, which is neither of the other two."""
+    """Return a typedef for gcc's byte builtins. They take vectors of plain `char`, which C
+    distinguishes from `signed char` and `unsigned char`."""
     if raw != "u8":
         return ""
     return f"  typedef char chars __attribute__((vector_size({layout.lanes})));\n"

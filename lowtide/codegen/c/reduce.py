@@ -120,8 +120,8 @@ class Accumulator:
         self._write_vectors(outer.after)
 
     def _levels(self) -> Iterator[tuple[str, Scope]]:
-        """Yield the scopes around loops with a partial sum of their own, as the schedule says: in a
-        float sum, those of the outermost reduced loop's blocks and those inside."""
+        """Yield the scopes that have a partial sum of their own. Only float sums have some, at the
+        loops and blocks that the schedule has chosen inside the accumulator's own loop."""
         if self.fn != "sum" or self.t not in ("f32", "f64"):
             return
         order, parts = self.body.order, self.body.nest.parts
@@ -149,7 +149,8 @@ class Accumulator:
         lines.append(f"{acc} = {self._combine(acc, value)};")
 
     def _counted(self, acc: str, point: Point) -> str | None:
-        """Return a step of counting a comparison of f32, without a mask; None for other sums."""
+        """Return the C of `acc += (a < b)` by one helper, for a sum that counts where a comparison
+        of f32 holds and whose lanes are all used; None for other sums."""
         e = self.w.expr
         if not self.counting or not isinstance(e, Cast) or not isinstance(e.arg, Apply):
             return None
@@ -171,6 +172,7 @@ class Accumulator:
         )
 
     def _watch(self, value: str) -> None:
+        """Add an operand of a float minimum or maximum to the sum that detects NaN."""
         if self.w.fn in ("min", "max", *ARG) and self.w.expr.dtype.is_float:
             if self.body.variant.partial and self.v is not None:
                 use = self.body.names.use(f"select_{self.t}")
@@ -239,7 +241,8 @@ class Accumulator:
         self.vectors.append((place, value))
 
     def _write_vectors(self, lines: list[str]) -> None:
-        """Combine the vectors with the buffer; in the first tiles, which find it unset, store."""
+        """Combine the vectors with those of the buffer. In the first tiles the buffer has no values
+        yet: store the vectors."""
         adds = [self._into_vector(place, value) for place, value in self.vectors]
         if self.w.first is None:
             lines.extend(adds)
@@ -311,7 +314,8 @@ class Accumulator:
             lines.extend(self._best_of_buffer(acc, at, key))
 
     def _best_of_buffer(self, value: str, at: str, key: Point) -> list[str]:
-        """Return the C that puts vectors of values and indices into the buffers where better."""
+        """Return the C of argmin or argmax that replaces a value and its index in the buffers, in
+        each lane where the new value is better."""
         body, use, t = self.body, self.body.names.use, self.t
         twin = self.buffer.twin
         assert twin is not None
@@ -387,8 +391,8 @@ def _fold_into(fn: str, place: str, h: str, t: str) -> str:
 
 
 def arg_fold(fn: str, t: str) -> str:
-    """Return a C function: it folds the best of some lanes into a scalar best. Of equal values the
-    first index wins."""
+    """Return a C function that folds the best value of each lane into one scalar. Of equal values
+    the one with the smallest index wins."""
     c = pw.SCALAR[t]
     sign = "<" if fn == "argmin" else ">"
     better = f"(x {sign} b || (x != x && b == b))"

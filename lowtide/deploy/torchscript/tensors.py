@@ -36,7 +36,7 @@ from lowtide.torch_private.tensors import (
 Check = Callable[[str, memoryview], None]
 
 _MOST: Final = 2**63 - 1
-# Those with names of their own; the others are named as their dtype, but for upper case.
+# Names of storages. Those of `_NEW_NAMES` in lower case are the names of their dtypes.
 _OLD_NAMES: Final = {
     "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32,
     "Long": torch.int64, "Half": torch.float16, "Float": torch.float32, "Double": torch.float64,
@@ -82,7 +82,7 @@ class Tensors:
 
     def storage(self, key: tuple[object, ...]) -> Stored:
         """Return a record. Raises ValueError, or LoadError if the record is damaged."""
-        if len(key) == 6 and key[-1] is None:  # PyTorch 1.4: it is no view of another storage
+        if len(key) == 6 and key[-1] is None:  # PyTorch 1.4 wrote None: no view of a storage
             key = key[:-1]
         match key:
             case "storage", Name(kind), str(record), str(location), int(count) if count >= 0:
@@ -165,7 +165,7 @@ def _strided(
 
 
 def _set_bits(made: torch.Tensor, bits: object) -> None:
-    """Say that the memory holds the conjugate, or the negative."""
+    """Mark the tensor's memory as holding the conjugate, or the negative, of its elements."""
     found = cast("dict[object, object]", bits) if type(bits) is dict else {bits: None}
     if not found.keys() <= {"conj", "neg"} or any(type(b) is not bool for b in found.values()):
         raise ValueError("other properties of a tensor than `conj` and `neg`")
@@ -204,7 +204,8 @@ def _sparse(layout: int, size: tuple[int, ...], parts: list[object]) -> torch.Te
 
 
 def _small(part: torch.Tensor) -> torch.Tensor:
-    """Return the tensor. Raises ValueError if it has more elements than its memory."""
+    """Return the tensor. Raises ValueError if it has more elements than its memory has, as an
+    expanded tensor does: a damaged file could ask for any size."""
     if part.layout is not torch.strided or part.nbytes > part.untyped_storage().nbytes():
         raise ValueError("indices, values and scales without memory of their own")
     return part

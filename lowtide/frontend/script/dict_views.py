@@ -42,8 +42,9 @@ def shown(c: Context, found: Value) -> Value:
 
 
 def storable(c: Context, found: Node, node: ast.AST) -> Node:
-    """Return what is put into a container, an attribute or a result: Python's own views, of a tuple
-    that holds some, too. Raises CompileError for iterators, in whose place a list would show."""
+    """Return the value to put into a container, an attribute or a result. Python's own views stand
+    in place of views of a dict, also inside a tuple. Raises CompileError for an iterator: the
+    compiled function has a list in its place, which the user would see."""
     if isinstance(found, Value) and c.is_iterator(found):
         problem = "an iterator, which can only be read, is put into a container or a result"
         raise c.error(node, problem, "`list(…)` around the iterator")
@@ -80,7 +81,7 @@ def as_operands(
         name = kinds.pop().removeprefix("dict.")
         problem = f"{name}() of a dict gives no list, and this operator does not take it"
         raise c.error(node, problem, "`list(…)` around it")
-    joins = py_name in _ARITHMETIC  # whose other operand may be anything that can be run over
+    joins = py_name in _ARITHMETIC  # the other operand of `keys() - xs` may be any iterable
     return (
         _as_set(c, node, left, joins or views[0] is not None),
         _as_set(c, node, right, joins or views[1] is not None),

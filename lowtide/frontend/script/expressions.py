@@ -78,7 +78,7 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     if c.is_iterator(found):
         c.frame.vars[node.id] = read_once(node.id, c.frame.source.loc(node))
     view = view_of(c, found) if isinstance(found, Value) else None
-    if view is not None:  # Python's sees the dict as it is now
+    if view is not None:  # made again: Python's view shows later changes of the dict
         return c.py(node, view.name, *view.operands)
     if found is not None:
         return found
@@ -120,7 +120,8 @@ def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
 
 
 def _global_tensor(c: Context, node: ast.Name, found: torch.Tensor) -> Node:
-    """Return a tensor from outside: read at each call, so that a new one of that name is seen."""
+    """Return a global tensor. It is read at each call, so that the function sees assignments to the
+    global."""
     scope: dict[str, Any] = cast("Any", c.frame).fn.__globals__
     if scope.get(node.id) is found:
         return capture(c, scope, node.id, t.TENSOR)
@@ -347,7 +348,8 @@ def compile_named(c: Context, node: ast.NamedExpr) -> Node:
 
 
 def local_function(c: Context, node: ast.FunctionDef | ast.Lambda) -> LocalFunction:
-    """Return a function that stands in the one being compiled; its defaults are computed here."""
+    """Return a function that is defined inside the one being compiled. Its defaults are computed at
+    the definition."""
     a = node.args
     positional = [*a.posonlyargs, *a.args]
     rows = [*zip(positional[len(positional) - len(a.defaults) :], a.defaults, strict=True)]
@@ -421,5 +423,5 @@ def _format_spec(c: Context, part: ast.FormattedValue, values: list[Value]) -> s
 
 @expression(ast.Starred)
 def compile_starred(c: Context, node: ast.Starred) -> Node:
-    """`*xs` where it means nothing."""
+    """Refuse `*xs` where Python has no meaning for it."""
     raise c.error(node, "`*` is not compiled here", "the elements one by one")

@@ -124,15 +124,15 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
 
 
 def _left(type_: Type, tested: Sequence[Type]) -> Type:
-    """Return the type of a value that is of none of the tested types. A list of ints may still be a
-    size, which is no list but has the same IR type."""
+    """Return the type of a value that `isinstance` has found to be of none of the tested types. Any
+    for a list of ints: it may be a `torch.Size`, which has that IR type and is not a list."""
     no_list = type_ == t.ListType(t.INT) and any(t.is_subtype(type_, x) for x in tested)
     return t.ANY if no_list else type_
 
 
 def _tells_all(type_: Type) -> bool:
-    """Return whether a value found to be of this type can be compiled as such: no subclass is
-    possible."""
+    """Return whether a value that `isinstance` finds to be of this type can be compiled as such. A
+    value of a builtin class, or of a class that has subclasses, may be of a subclass."""
     cls = classes.class_of(type_)
     return cls is None or (cls.__module__ != "builtins" and not type.__subclasses__(cls))
 

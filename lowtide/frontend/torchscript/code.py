@@ -53,7 +53,7 @@ _OUTER: Final[dict[str, object]] = {
     "torch.inf": math.inf,
     "torch.nan": math.nan,
 }
-# Classes of PyTorch's that archives bring along, for which Lowtide has its own word.
+# Classes of PyTorch whose code is in archives; Lowtide compiles these Python objects.
 _KNOWN: Final[dict[str, object]] = {
     "__torch__.torch.autograd.grad_mode.no_grad": torch.no_grad,
     "__torch__.torch.autograd.grad_mode.enable_grad": torch.enable_grad,
@@ -63,7 +63,7 @@ _KNOWN: Final[dict[str, object]] = {
     "__torch__.torch.autocast_mode.autocast": operators.autocast,
     "__torch__.torch.autograd.profiler.record_function": torch.profiler.record_function,
 }
-_LIST: Final = "__torch__.torch.nn.modules.container.ModuleList"  # of which code asks for items
+_LIST: Final = "__torch__.torch.nn.modules.container.ModuleList"  # code indexes it
 _MANGLED: Final = re.compile(r"___torch_mangle_\d+\.")
 _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
     cls.__name__: cls
@@ -75,9 +75,9 @@ _EXCEPTIONS: Final[dict[str, type[Exception]]] = {
 _CONVERTED: Final = ("int", "float", "complex", "Optional[int]", "Optional[float]")
 _LITERALS: Final = (int, float, bool, str)
 _STORE: Final = re.compile(r"\.(\w+)\s*=(?!=)", re.ASCII)
-# What modules have for themselves.
-# Attributes that PyTorch before 1.5 wrote of the Python class; no program reads them.
+# Attributes of the Python class that PyTorch before 1.5 wrote into archives; no program reads them.
 UNUSED: Final = frozenset({"__constants__", "__overloads__"})
+# Attributes that each nn.Module sets in its own __init__.
 _KEPT: Final = frozenset(vars(torch.nn.Module())) - {"training", "_is_full_backward_hook"}
 _INTERFACES: Final = ("Interface", "ModuleInterface")
 
@@ -279,8 +279,8 @@ class Code:
         return made
 
     def _assigned(self) -> frozenset[str]:
-        """Return the names of attributes that some function of the archive assigns. Others are
-        constants of programs, looked at in each call."""
+        """Return the names of attributes that some function of the archive assigns. All other
+        attributes are constants of a program, and each call checks them."""
         if self.assigned is None:
             found = (name for text in self.files.values() for name in _STORE.findall(text))
             self.assigned = frozenset(found)
