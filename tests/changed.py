@@ -99,8 +99,7 @@ def _git(*words: str) -> str:
 
 def choose(changed: Sequence[str]) -> Chosen:
     """The tests for a change of these files."""
-    paths = {p.relative_to(ROOT).as_posix(): p for f in FOLDERS for p in (ROOT / f).rglob("*.py")}
-    graph = {name: set(imported(path, paths)) for name, path in paths.items()}
+    paths, graph = _imports()
     tests = {n for n in paths if Path(n).name.startswith("test_")}
     users: dict[str, set[str]] = {}
     for user, found in graph.items():
@@ -124,6 +123,13 @@ def choose(changed: Sequence[str]) -> Chosen:
         far=frozenset(tests & seen - near - home - first),
         seed=zlib.crc32("\n".join(changed).encode()),
     )
+
+
+@functools.cache
+def _imports() -> tuple[Mapping[str, Path], Mapping[str, set[str]]]:
+    """Return the Python files by name, and the names of the files that each imports."""
+    paths = {p.relative_to(ROOT).as_posix(): p for f in FOLDERS for p in (ROOT / f).rglob("*.py")}
+    return paths, {name: set(imported(path, paths)) for name, path in paths.items()}
 
 
 def of_file(path: str, tests: set[str], paths: Mapping[str, Path]) -> Iterator[str]:
