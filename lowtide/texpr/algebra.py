@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from lowtide.texpr import expr as ex
-from lowtide.texpr.conditions import holds
+from lowtide.texpr.conditions import holds, with_free_remainders
 from lowtide.texpr.expr import Apply, At, Cast, Const, Expr, Reduce, Rewriter, Select
 from lowtide.texpr.index import Atom, Axis, Index, as_index, deep_atoms, numbered
 
@@ -81,7 +81,7 @@ def _rule(node: Expr) -> Expr | None:
         if node.yes is node.no:
             return node.yes
         found = holds(node.cond)
-        return None if found is None else node.yes if found else node.no
+        return with_free_remainders(node) if found is None else node.yes if found else node.no
     if isinstance(node, Cast):
         return _cast(node)
     if isinstance(node, At) and (value := node.index.const) is not None:

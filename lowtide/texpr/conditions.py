@@ -8,7 +8,7 @@ In: comparisons of indices. Out: True, False, or None if it depends on the point
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lowtide.ir import dtypes
 from lowtide.texpr import bounds
@@ -26,8 +26,8 @@ from lowtide.texpr.expr import (
     select,
     walk,
 )
-from lowtide.texpr.index import Atom, Axis, Clamp, Index, as_index, deep_atoms, exact_division
-from lowtide.texpr.index_ranges import nonnegative
+from lowtide.texpr.index import Atom, Axis, Clamp, FloorDiv, Index, Mod, as_index, deep_atoms
+from lowtide.texpr.index_ranges import floordiv, mod, nonnegative, substitute
 from lowtide.texpr.split_axis import one_division
 
 
@@ -59,32 +59,60 @@ def freed(parts: Sequence[Expr]) -> list[Expr]:
 
     0 <= i < n and clamp(i, n) % 2 == 0       0 <= i < n and i % 2 == 0
     """
+    atoms = _free(parts, {a for p in parts for a in _atoms_of(p)})
+    return [Rewriter(atoms=atoms)(p) for p in parts] if atoms else list(parts)
+
+
+def _atoms_of(e: Expr) -> Iterator[Atom]:
+    return (a for node in walk(e) for i in indices(node) for a in deep_atoms(i))
+
+
+def _free(parts: Sequence[Expr], atoms: Iterable[Atom]) -> dict[Atom, Index]:
+    """Return what the clamps among the atoms hold, where the conditions bound it."""
     low = {s[0] for p in parts if (s := sides(p, "ge")) and s[1].const == 0}
     high = {s for p in parts if (s := sides(p, "lt"))}
-    atoms: dict[Atom, Index] = {
+    return {
         a: a.num
-        for p in parts
-        for node in walk(p)
-        for i in indices(node)
-        for a in deep_atoms(i)
+        for a in atoms
         if isinstance(a, Clamp)
         and (a.num in low or nonnegative(a.num))
         and ((a.num, a.extent) in high or nonnegative(a.extent - a.num - 1))
     }
-    return [Rewriter(atoms=atoms)(p) for p in parts] if atoms else list(parts)
+
+
+def with_free_remainders(e: Select) -> Expr | None:
+    """Return the choice without clamps in remainders that its condition bounds; None if it has
+    none. A remainder is in its range without them, at points that are not chosen, too.
+
+    select(i - 8 >= 0, x[clamp(i - 8, 8) % 4], 0)       select(i - 8 >= 0, x[i % 4], 0)
+    """
+    remainders = [a for a in _atoms_of(e.yes) if isinstance(a, Mod)]
+    held = {c for a in remainders for c in deep_atoms(a.num) if isinstance(c, Clamp)}
+    free = _free(parts_of(e.cond), held) if held else {}
+    if not free:
+        return None
+    atoms: dict[Atom, Index] = {
+        a: mod(substitute(a.num, free), a.den)
+        for a in remainders
+        if not free.keys().isdisjoint(deep_atoms(a.num))
+    }
+    return select(e.cond, Rewriter(atoms=atoms)(e.yes), e.no)
 
 
 def in_lowest_terms(part: Expr) -> Expr:
-    """2*u - 2*m >= 0 as u - m >= 0, and 2*u < 5 as u < 3; all else as it is."""
+    """2*u - 2*m >= 0 as u - m >= 0, 2*u < 5 as u < 3, and 8*u + v >= 16 as u >= 2 for v in
+    [0, 8); all else as it is."""
     for fn in ("ge", "lt"):
         pair = sides(part, fn)
         if pair is None or (last := pair[1].const) is None or pair[0].const is not None:
             continue
-        by = math.gcd(*(c for _, c in pair[0].terms))
-        whole = exact_division(pair[0], as_index(by)) if by > 1 else None
-        if whole is not None:
-            bound = at(as_index(-(-last // by)), dtypes.i64)
-            return apply(fn, (at(whole, dtypes.i64), bound), part.dtype)
+        factors = {abs(c) for monomial, c in pair[0].terms if monomial}
+        for by in sorted({*factors, math.gcd(*factors)} - {1}, reverse=True):
+            whole = floordiv(pair[0] - last, by)  # its sign is the sign of what is divided
+            if not any(isinstance(a, FloorDiv) for a in whole.atoms()):
+                bound = -(-last // by)
+                sides_of_it = (at(whole + bound, dtypes.i64), at(as_index(bound), dtypes.i64))
+                return apply(fn, sides_of_it, part.dtype)
     return part
 
 

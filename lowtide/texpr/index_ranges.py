@@ -55,7 +55,7 @@ def mod(num: Index | int, den: Index | int) -> Index:
         return rest
     if (whole := exact_division(rest, den)) is not None and whole.const is not None:
         return as_index(0)
-    return as_index(intern_atom(Mod, rest, den))
+    return _remainder_atom(rest, den)
 
 
 def clamp(num: Index | int, extent: Index | int) -> Index:
@@ -103,16 +103,21 @@ def _split_long(num: Index, den: Index) -> tuple[Index, Index]:
     return as_index(0), num
 
 
+def _remainder_atom(num: Index, den: Index) -> Index:
+    """Mod with common factors taken out: (4*i + j) % 8 -> 4 * (i % 2) + j for j in [0, 4)."""
+    found = _common_factor(num, den)
+    if found is None:
+        return as_index(intern_atom(Mod, num, den))
+    g, coarse, fine, left = found
+    return mod(coarse, left) * g + fine
+
+
 def _division_atom(num: Index, den: Index) -> Index:
     """FloorDiv with common factors dropped: (4*i + j) // 8 -> i // 2 for j in [0, 4)."""
-    if (d := den.const) is not None:
-        for factor in sorted({abs(c) for _, c in num.terms if abs(c) > 1}, reverse=True):
-            g = math.gcd(factor, d)
-            if g == 1:
-                continue
-            coarse, fine = _split(num, as_index(g))
-            if nonnegative(fine) and nonnegative(as_index(g - 1) - fine):
-                return floordiv(coarse, d // g)
+    found = _common_factor(num, den)
+    if found is not None:
+        _, coarse, _, left = found
+        return floordiv(coarse, left)
     if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
         inner = num.terms[0][0][0]
         if isinstance(inner, FloorDiv):
@@ -120,6 +125,21 @@ def _division_atom(num: Index, den: Index) -> Index:
         if isinstance(inner, Clamp) and (n := exact_division(inner.extent, den)) is not None:
             return clamp(floordiv(inner.num, den), n)
     return as_index(intern_atom(FloorDiv, num, den))
+
+
+def _common_factor(num: Index, den: Index) -> tuple[int, Index, Index, int] | None:
+    """Return (g, coarse, fine, left): num == g * coarse + fine and den == g * left, for fine in
+    [0, g) and a number g > 1. None where there is no such factor."""
+    if (d := den.const) is None:
+        return None
+    for factor in sorted({abs(c) for _, c in num.terms if abs(c) > 1}, reverse=True):
+        g = math.gcd(factor, d)
+        if g == 1:
+            continue
+        coarse, fine = _split(num, as_index(g))
+        if nonnegative(fine) and nonnegative(as_index(g - 1) - fine):
+            return g, coarse, fine, d // g
+    return None
 
 
 # ---- ranges ---------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.expr import Def, Expr, Load, Reduce, Rewriter
+from lowtide.texpr.conditions import in_lowest_terms
+from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter
 from lowtide.texpr.index import Axis, Index, the_axis
 from lowtide.texpr.index_ranges import floordiv, mod
 from lowtide.texpr.split_axis import divisors, joined, split_axis
@@ -59,7 +60,7 @@ def _cut_def(d: Def, cut: dict[str, Cuts], most: int) -> Def:
             pair = _cut_of(expr, parts[0], least)
             if pair is None:
                 break
-            expr = at_indices(expr, {parts[0]: joined(pair)})
+            expr = _over_pair(expr, parts[0], pair)
             parts[:1] = pair
             cut[d.name] = {k: parts}
         axes += parts
@@ -92,10 +93,19 @@ def _cut_reduced(e: Reduce) -> Reduce:
     for a in e.axes:
         pair = _cut_of(e.body, a, 2)
         if pair is not None:
-            body = at_indices(e.body, {a: joined(pair)})
+            body = _over_pair(e.body, a, pair)
             axes = [x for b in e.axes for x in (pair if b is a else (b,))]
             return _cut_reduced(ex.reduce(e.fn, axes, body, e.dtype))
     return e
+
+
+def _over_pair(e: Expr, a: Axis, pair: tuple[Axis, Axis]) -> Expr:
+    """Return the expression over the two axes, its conditions over the outer one if it decides."""
+
+    def visit(node: Expr) -> Expr | None:
+        return in_lowest_terms(node) if isinstance(node, Apply) else None
+
+    return Rewriter(visit)(at_indices(e, {a: joined(pair)}))
 
 
 def _cut_of(e: Expr, a: Axis, least: int) -> tuple[Axis, Axis] | None:

@@ -45,6 +45,12 @@ def test_what_is_no_whole_stays() -> None:
         assert the_axis(index) is None
 
 
+def test_a_line_of_a_block_is_not_divided() -> None:
+    i, j = axis("i", 9), axis("j", 64)
+    assert mod(64 * i + j, 192) is 64 * mod(i, 3) + j
+    assert floordiv(mod(64 * i + j, 192), 64) is mod(i, 3)
+
+
 def drawn(rng: random.Random, axes: list[Axis], depth: int) -> tuple[Index, Callable[..., int]]:
     """A random index, and the same on Python's ints."""
     if depth == 0:
