@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import simplify, work
 from lowtide.texpr.expr import Apply, Def, Expr, Load, Reduce, Rewriter
-from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, deep_atoms, the_axis
+from lowtide.texpr.index import Atom, Axis, FloorDiv, Index, Mod, as_index, deep_atoms, the_axis
 from lowtide.texpr.sizes import points
 
 MOVED_NODES = 120  # an expression that is inlined at shifted indices has at most so many nodes
@@ -142,12 +142,13 @@ def _axes_in(i: Index) -> bool:
 
 
 def is_whole(node: Load, d: Def) -> bool:
-    """Return whether the load reads at plain axes, each from one end to the other."""
+    """Return whether the load reads at plain axes, each from one end to the other: `x[0, i]` does
+    not read all of two rows."""
     if not ex.aligned(node):
         return False
     read = (the_axis(i) for i in node.index)
     pairs = zip(read, d.axes, strict=True)
-    return all(a is None or a.extent is own.extent for a, own in pairs)
+    return all((a.extent if a else as_index(1)) is own.extent for a, own in pairs)
 
 
 def axes_of(node: Load) -> tuple[Axis, ...]:
