@@ -25,6 +25,7 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, Index, as_index
 
+UNDIVIDED = frozenset({"softmax", "F.softmax", "softmin", "scaled_dot_product_attention"})
 MOST_STEPS = 8  # views and values between a weight and what it is made of
 Defs = Mapping[str, Def]
 
@@ -54,7 +55,11 @@ def with_weights_outside(d: Def, defs: Defs) -> Def:
 
         sum[c](g[i, c] * v[j, c] * e[i, j])  ->  sum[c](g[i, c] * v[j, c]) * e[i, j]
 
-    e is in [0, 1], so nothing vanishes; the sum overflows where eager mode's `g @ v.mT` does.
+    e is in [0, 1], so nothing vanishes; the sum overflows where eager mode's `g @ v.mT` does. The
+    total of the weights is behind the sum, too, for an op whose backward pass in PyTorch has no
+    division:
+
+        sum[j](-g[i, j] * (p[i, j] / l[i]))  ->  sum[j](-g[i, j] * p[i, j]) / l[i]
     """
 
     def visit(node: Expr) -> Expr | None:
@@ -63,15 +68,32 @@ def with_weights_outside(d: Def, defs: Defs) -> Def:
         over, under = _factors(node.body, node.axes)
         outside = [e for e in over if e.free.isdisjoint(node.axes) and _is_weight(e, defs)]
         inside = [e for e in over if e not in outside]
-        if not outside or not inside:
+        totals = [
+            e for e in under if d.op in UNDIVIDED and node.free <= e.free and _is_total(e, defs)
+        ]
+        if not (outside or totals) or not inside:
             return None
         body = functools.reduce(_product, inside)
         for e in under:
-            body = ex.apply("div", (body, e), node.dtype)
-        whole = ex.reduce("sum", node.axes, body, node.dtype)
+            if e not in totals:
+                body = ex.apply("div", (body, e), node.dtype)
+        whole: Expr = ex.reduce("sum", node.axes, body, node.dtype)
+        for e in totals:
+            whole = ex.apply("div", (whole, e), node.dtype)
         return functools.reduce(_product, outside, whole)
 
     return Def(name=d.name, axes=d.axes, expr=Rewriter(visit)(d.expr), loc=d.loc, op=d.op)
+
+
+def _is_total(e: Expr, defs: Defs) -> bool:
+    """Return whether this is the sum of the weights of a softmax, or 1 where that is 0: in [1, n],
+    or NaN."""
+    made = _made(e, defs, "sum")
+    return (
+        made is not None
+        and len(made.axes) == 1
+        and _weight(made.body, made.axes, defs) is made.axes[0]
+    )
 
 
 def _is_weight(e: Expr, defs: Defs) -> bool:
@@ -127,10 +149,10 @@ def _weight(e: Expr, axes: Collection[Axis], defs: Defs) -> Axis | None:
 
 def _made(e: Expr, defs: Defs, fn: str) -> Reduce | None:
     """Return the reduction that a load reads, in the axes of the load; a maximum may be 0 where
-    infinite."""
+    infinite, a sum 1 where it is 0."""
     while isinstance(e, Load | Select):
         if isinstance(e, Select):
-            if fn != "max" or not _is_zero_if_infinite(e):
+            if not (_is_zero_if_infinite(e) if fn == "max" else _is_one_if_zero(e)):
                 return None
             e = e.no
         elif (d := defs.get(e.source)) is None:
@@ -147,6 +169,13 @@ def _is_zero_if_infinite(e: Select) -> bool:
     asked, zero = test.args[0], isinstance(e.yes, Const) and e.yes.value == 0
     of = asked.args[0] if isinstance(asked, Apply) and asked.fn == "abs" else asked
     return zero and of is e.no and math.isinf(test.args[1].value)
+
+
+def _is_one_if_zero(e: Select) -> bool:
+    test, one = e.cond, isinstance(e.yes, Const) and e.yes.value == 1
+    if not one or not isinstance(test, Apply) or test.fn != "eq" or test.args[0] is not e.no:
+        return False
+    return isinstance(test.args[1], Const) and test.args[1].value == 0
 
 
 def _along(made: Reduce, axis: Axis) -> Expr:
