@@ -100,8 +100,12 @@ def with_free_remainders(e: Select) -> Expr | None:
 
 
 def in_lowest_terms(part: Expr) -> Expr:
-    """2*u - 2*m >= 0 as u - m >= 0, 2*u < 5 as u < 3, and 8*u + v >= 16 as u >= 2 for v in
-    [0, 8); all else as it is."""
+    """Return a comparison without what does not decide it; all else as it is.
+
+    2*u - 2*m >= 0                   u - m >= 0
+    2*u < 5                          u < 3
+    8*u + v >= 16, v in [0, 8)       u >= 2
+    """
     for fn in ("ge", "lt"):
         pair = sides(part, fn)
         if pair is None or (last := pair[1].const) is None or pair[0].const is not None:
