@@ -10,6 +10,7 @@ too. A region computes the gradient of `x` at once, and has no gradient of `y`.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,14 @@ def check_unseen(results: Seen, program: Program) -> None:
     """Raise RuntimeError if one of these results has a hook, or keeps its gradient."""
     for result in results:
         y = result()
-        if y is not None and (y._backward_hooks or y.retains_grad):
+        hooks: dict[int, Any] = (y is not None and y._backward_hooks) or {}
+        if y is not None and (y.retains_grad or any(map(_reads, hooks.values()))):
             loc = next(d.loc for d in program.defs.values())
             raise RuntimeError(_REFUSED.format(loc))
+
+
+def _reads(hook: Any) -> bool:
+    """Return whether a hook may read or change a gradient; FSDP's only wait for the moment."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return not str(getattr(hook, "__module__", "")).startswith("torch.distributed.")

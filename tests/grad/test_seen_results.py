@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,18 @@ def test_backward_raises_where_it_would_be_seen_wrongly(way: str, seen: str) -> 
     torch.testing.assert_close(gradient(compiled, id), gradient(dependent, id))
     with pytest.raises(RuntimeError, match=r"test_seen_results\.py:\d+: a hook, or retain_grad"):
         gradient(compiled, SEEN[seen])
+
+
+def test_hooks_of_fsdp_wait_only() -> None:
+    def before_backward(g: Tensor) -> None: ...
+
+    before_backward.__module__ = "torch.distributed.fsdp"
+
+    def see(y: Tensor) -> object:
+        hook: Callable[[Tensor], None] = functools.partial(before_backward)
+        return y.register_hook(hook)  # pyright: ignore[reportUnknownVariableType]
+
+    torch.testing.assert_close(gradient(lt.script(dependent), see), gradient(dependent, see))
 
 
 @pytest.mark.parametrize("seen", SEEN)
