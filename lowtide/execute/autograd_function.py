@@ -216,10 +216,7 @@ class Recorder:
             tensors[k] = tensors[k].detach()
         call = Call(self, sizes, numbers, a)
         if written is None:
-            found = self.function.apply(call, *tensors)
-            if self.depended_upon:
-                call.seen = [weakref.ref(found[k]) for k in self.depended_upon]
-            return found
+            return self.function.apply(call, *tensors)
         call.made = []
         try:
             return self.function.apply(call, *tensors)
@@ -312,6 +309,7 @@ class Region(FunctionBase):
         kept, checks = found[count:extra], found[extra:]
         if r.is_turned:
             outputs = [_permuted(x, o) for x, o in zip(outputs, r.eager.orders, strict=True)]
+        call.seen = [(k, weakref.ref(outputs[k])) for k in r.depended_upon]
         if r.shared:
             call.aliases = [_stored(outputs[k].detach(), r, k) for _, k in r.shared]
             call.versions = [*map(version, call.aliases)]

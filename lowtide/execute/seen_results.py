@@ -22,7 +22,7 @@ _REFUSED = (
     "compiled function the gradient that comes from the other one is not seen. Compile the two "
     "parts as two functions, or run this one with LOWTIDE_DISABLE=1"
 )
-Seen = Sequence[weakref.ref[Any]]
+Seen = Sequence[tuple[int, weakref.ref[Any]]]  # positions among the results, and these
 
 
 def depended_upon(program: Program, carrying: Sequence[bool]) -> tuple[int, ...]:
@@ -35,18 +35,17 @@ def depended_upon(program: Program, carrying: Sequence[bool]) -> tuple[int, ...]
     for name, d in program.defs.items():
         read = {load.source for load in loads(d.expr)}
         above[name] = read.union(*(above.get(n, ()) for n in read))
-    found = {n for name in results for n in above.get(name, ())}.intersection(results)
+    found = {n for name in results for n in above.get(name, ())}.intersection(results, above)
     return tuple(k for k, name in enumerate(program.results) if name in found)
 
 
 def check_unseen(results: Seen, program: Program) -> None:
     """Raise RuntimeError if one of these results has a hook, or keeps its gradient."""
-    for result in results:
+    for k, result in results:
         y = result()
         hooks: dict[int, Any] = (y is not None and y._backward_hooks) or {}
         if y is not None and (y.retains_grad or any(map(_reads, hooks.values()))):
-            loc = next(d.loc for d in program.defs.values())
-            raise RuntimeError(_REFUSED.format(loc))
+            raise RuntimeError(_REFUSED.format(program.defs[program.results[k]].loc))
 
 
 def _reads(hook: Any) -> bool:

@@ -55,6 +55,24 @@ def test_backward_raises_where_it_would_be_seen_wrongly(way: str, seen: str) -> 
         gradient(compiled, SEEN[seen])
 
 
+class Normed(torch.nn.Module):
+    """Writes running statistics in the same region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(50)
+
+    def forward(self, x: Tensor):
+        y = self.norm(x).tanh()
+        return y, y.sin()
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_backward_raises_where_statistics_are_written(seen: str) -> None:
+    with pytest.raises(RuntimeError, match="a hook, or retain_grad"):
+        gradient(lt.script(Normed()), SEEN[seen])
+
+
 def test_hooks_of_fsdp_wait_only() -> None:
     def before_backward(g: Tensor) -> None: ...
 
