@@ -13,7 +13,6 @@ can differentiate a region's ops any number of times, runs them again where that
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
@@ -26,7 +25,7 @@ from lowtide.execute.gradient import Gradient, Pass, cotangent_pattern
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.mutation import copied, without_statistics
 from lowtide.execute.parted import Remaining, saved_for
-from lowtide.execute.seen_results import Seen, check_unseen, depended_upon
+from lowtide.execute.seen_results import Seen, check_unseen, dependent, watch
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.interpret import Env, run_op
 from lowtide.ir.named_results import build
@@ -137,7 +136,7 @@ class Shape:
 def launched(
     executable: Any, tensors: list[Tensor], sizes: Sequence[int], numbers: Sequence[float]
 ) -> Sequence[Tensor]:
-    """Run compiled kernels. A dry run passes another function instead."""
+    """Run compiled kernels; a dry run passes another function."""
     return executable(tensors, sizes, numbers)
 
 
@@ -191,7 +190,7 @@ class Recorder:
         instead = {n: -1 - k for n, k in gradient.in_place_of.items()}
         self.kept = tuple(instead.get(n, self.names.index(n)) for n in gradient.saved_inputs)
         self.dead = tuple(k for k, carries in enumerate(gradient.carrying) if not carries)
-        self.depended_upon = depended_upon(gradient.program, gradient.carrying)
+        self.dependent = dependent(gradient.program, gradient.carrying)
         self.is_turned = any(order is not None for order in eager.orders)
         # Live-ins that are tensors, of which a call stores the sizes only, and the others.
         self.tensors = tuple(p.position for p in places.values() if not p.path)
@@ -216,16 +215,21 @@ class Recorder:
             tensors[k] = tensors[k].detach()
         call = Call(self, sizes, numbers, a)
         if written is None:
-            return self.function.apply(call, *tensors)
+            return self._applied(call, tensors)
         call.made = []
         try:
-            return self.function.apply(call, *tensors)
+            return self._applied(call, tensors)
         except StopRecomputation:
             if all(map(bool, call.made[len(self.results) :])):
                 written(call.made)
             raise
         finally:
             call.made = None  # the call lives until the backward pass
+
+    def _applied(self, call: Call, tensors: list[Tensor]) -> Sequence[Tensor]:
+        found = self.function.apply(call, *tensors)
+        call.seen = watch(found, self.dependent, self.gradient.program)
+        return found
 
     def way(
         self,
@@ -243,9 +247,8 @@ class Recorder:
 
 
 class Call:
-    """One forward run, saved for its backward pass: sizes, numbers, and live-ins, of whose tensors
-    it has the sizes only. `aliases`: outputs that the backward pass reads; `versions`: how often
-    each had been changed in place."""
+    """One forward run, for its backward pass: sizes, numbers, and live-ins, the sizes only of their
+    tensors. `aliases`: outputs that the backward pass reads; `versions`: their changes in place."""
 
     __slots__ = (
         *("aliases", "left", "live_ins", "made", "numbers", "recorder", "rules", "seen", "sizes"),
@@ -309,7 +312,6 @@ class Region(FunctionBase):
         kept, checks = found[count:extra], found[extra:]
         if r.is_turned:
             outputs = [_permuted(x, o) for x, o in zip(outputs, r.eager.orders, strict=True)]
-        call.seen = [(k, weakref.ref(outputs[k])) for k in r.depended_upon]
         if r.shared:
             call.aliases = [_stored(outputs[k].detach(), r, k) for _, k in r.shared]
             call.versions = [*map(version, call.aliases)]

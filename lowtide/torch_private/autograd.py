@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
 from collections.abc import Callable, Generator
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -17,6 +19,7 @@ from torch.utils import checkpoint
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _autograd: Final[Any] = _C._autograd
 _checkpoint: Final[Any] = checkpoint
+_graph: Final[Any] = torch.autograd.graph
 
 # What a module's backward hooks put around it.
 BackwardHookFunction: Final[type] = _functions.BackwardHookFunction
@@ -48,6 +51,29 @@ set_versions: Final[Callable[..., None]] = _autograd._unsafe_set_version_counter
 keeps_graph: Final[Callable[[], bool]] = getattr(
     _autograd, "_get_current_graph_task_keep_graph", lambda: True
 )
+_RUN_BACKWARD_CODE: Final = getattr(_graph, RUN_BACKWARD).__code__
+
+
+def inputs_of_backward() -> frozenset[tuple[Any, int]]:
+    """Return the edges at which the backward pass under way was asked for gradients, as (node,
+    output): none if it was asked for those of all leaves. On a thread of the engine, those of the
+    backward passes of all threads."""
+    own = _inputs_in(sys._getframe())  # pyright: ignore[reportPrivateUsage]
+    if own is not None:
+        return own
+    frames = sys._current_frames().values()  # pyright: ignore[reportPrivateUsage]
+    return frozenset[tuple[Any, int]]().union(*(_inputs_in(f) or () for f in frames))
+
+
+def _inputs_in(frame: FrameType | None) -> frozenset[tuple[Any, int]] | None:
+    while frame is not None and frame.f_code is not _RUN_BACKWARD_CODE:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    inputs = frame.f_locals["args"][3]
+    return frozenset(
+        (x.grad_fn, x.output_nr) if isinstance(x, torch.Tensor) else tuple(x[:2]) for x in inputs
+    )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Hooks and `retain_grad()` of results that other results are computed from."""
+"""Hooks, `retain_grad()` and `torch.autograd.grad` of results that others are computed from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 import lowtide as lt
 
@@ -90,3 +91,30 @@ def test_hooks_of_fsdp_wait_only() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_others_are_as_in_eager_mode(way: str, f: Any, seen: str) -> None:
     torch.testing.assert_close(gradient(WAYS[way](f), SEEN[seen]), gradient(f, SEEN[seen]))
+
+
+ASKED: dict[str, Callable[[Any, Tensor, Tensor], object]] = {
+    "grad": lambda x, y, z: torch.autograd.grad(y.sum() + z.sum(), y),
+    "with the input": lambda x, y, z: torch.autograd.grad(y.sum() + z.sum(), (y, x)),
+    "of the other": lambda x, y, z: torch.autograd.grad(z.sum(), y),
+    "backward": lambda x, y, z: (y.sum() + z.sum()).backward(inputs=[y, x]),
+    "edge": lambda x, y, z: torch.autograd.grad(z.sum(), [get_gradient_edge(y)]),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_are_asked_for_raise(way: str, asked: str) -> None:
+    compiled = WAYS[way](dependent)
+    x = torch.rand(40, 50, requires_grad=True)
+    ASKED[asked](x, *dependent(x))
+    with pytest.raises(RuntimeError, match=r"test_seen_results\.py:\d+: torch.autograd.grad with"):
+        ASKED[asked](x, *compiled(x))
+
+
+def test_gradients_of_the_other_result_and_of_the_input_are_given() -> None:
+    x = torch.rand(40, 50, requires_grad=True)
+    y, z = lt.script(dependent)(x)
+    given = torch.autograd.grad(y.sum() + (z * z).sum(), (z, x))
+    y, z = dependent(x)
+    torch.testing.assert_close(given, torch.autograd.grad(y.sum() + (z * z).sum(), (z, x)))
