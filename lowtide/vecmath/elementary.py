@@ -29,20 +29,16 @@ F expcore_T(F x, F *n) {
   *n = k;
   return fma_T(fma_T(POLY(exp, r), r, K(1.0)), r, K(1.0));
 }""",
-    # `gone` lanes are 0: an underflow in any lane costs an Intel CPU some 150 cycles, and masked
-    # scores are -inf
     """
 F exp_T(F x) {
-  I gone = x < K(exp_low);
-  F n, p = expcore_T(fastmin_T(K(exp_high), blend_T(gone, K(0.0), x)), &n);
-  return blend_T(gone, K(0.0), scale_T(p, n));
+  F n, p = expcore_T(fastmin_T(K(exp_high), x), &n);
+  return scalefrom_T(p, n, x, K(exp_low));
 }""",
     """
 F exp2_T(F x) {
-  I gone = x < K(exp2_low);
-  F y = fastmin_T(K(exp2_high), blend_T(gone, K(0.0), x));
+  F y = fastmin_T(K(exp2_high), x);
   F n = (y + K(magic)) - K(magic), r = y - n;
-  return blend_T(gone, K(0.0), scale_T(fma_T(POLY(exp2, r), r, K(1.0)), n));
+  return scalefrom_T(fma_T(POLY(exp2, r), r, K(1.0)), n, x, K(exp2_low));
 }""",
     # (e^x - 1) / 2, without overflow; x within the exponent range
     """
