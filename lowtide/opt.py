@@ -384,13 +384,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--wrt", default="", metavar="NAMES", help="differentiate, by these inputs: x,w")
     options = parser.parse_args(arguments)
     try:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text("utf-8")
+        text = sys.stdin.read() if options.file == "-" else _read(options.file)
         for title, shown in stages(text, options):
             print(f"== {title} ==\n{shown}\n")
     except (ArgumentFault, LowtideError, OSError, ValueError) as fault:
         print(f"opt: {fault}", file=sys.stderr)
         return 2
     return 0
+
+
+def _read(name: str) -> str:
+    try:
+        return Path(name).read_text("utf-8")
+    except OSError as fault:
+        raise ArgumentFault(f"{name} cannot be read: {fault.strerror}") from None
+    except UnicodeDecodeError:
+        raise ArgumentFault(
+            f"{name} is not text. A stage's text is what this command or explain() prints"
+        ) from None
 
 
 if __name__ == "__main__":

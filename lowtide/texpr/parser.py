@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+import torch
+
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
@@ -490,4 +492,10 @@ class Scope(IndexReader):
         if any(a.dtype is not args[0].dtype for a in args):
             kinds = ", ".join(str(a.dtype) for a in args)
             raise line.fail(f"operands of one dtype, not {kinds}")
+        try:
+            FUNCTIONS[word](*(torch.empty(0, dtype=torch.int64) for _ in args))
+        except TypeError:
+            raise line.fail(
+                f"another number of operands: `{word}` does not take {len(args)}"
+            ) from None
         return ex.apply(word, args, dtype or result_of(word, args))

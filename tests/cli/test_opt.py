@@ -272,3 +272,16 @@ def test_errors(
     file.write_text(text)
     assert opt.main([str(file), *options.split()]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read: No such file"), (b"\xd0\xff", "is not text")]
+)
+def test_files_that_are_none(
+    content: bytes | None, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "text.txt"
+    if content is not None:
+        file.write_bytes(content)
+    assert opt.main([str(file)]) == 2
+    assert f"opt: {file} {message}" in capsys.readouterr().err

@@ -145,6 +145,11 @@ def test_long_parts_have_lines() -> None:
         ("t[i:4]: f32 = exp(y[i])", "a value that is defined above, not y", "y[i])"),
         ("t[i:4]: f32 = exp(x[i]", "`)`", ""),
         ("t[i:4]: f16 = exp(x[i])", "an expression of f16, not of f32", ""),
+        (
+            "t[i:4]: f32 = maximum(x[i])",
+            "another number of operands: `maximum` does not take 1",
+            "",
+        ),
         ("t[i:4]: f32 = add(x[i], 1)", "operands of one dtype, not f32, i64", ""),
         ("t[i:4]: f33 = x[i]", "a dtype: f64, f32", "f33 = x[i]"),
         ("x[i:4]: f32 = 1.0", "a new name, x is taken", ""),
