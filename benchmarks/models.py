@@ -4,6 +4,7 @@
     python -m benchmarks.models BERT ViT --train    two of them, training only
     python -m benchmarks.models --ways script       `lt.script` in the place of `lt.compile`
     python -m benchmarks.models --no-inductor       minutes less
+    python -m benchmarks.models --bfloat16          under torch.autocast; writes …-models-bfloat16
     python -m benchmarks.models --into-readme a.json b.json
                                                     the README's table, of results measured before
 
@@ -40,7 +41,9 @@ EAGER, INDUCTOR, COMPILE, SCRIPT = "eager", "inductor", "compile", "script"
 Row = dict[str, dict[str, float]]
 
 
-def calls(model: Model, ways: list[str], is_training: bool) -> dict[str, Callable[[], Any]]:
+def calls(
+    model: Model, ways: list[str], is_training: bool, is_bfloat16: bool
+) -> dict[str, Callable[[], Any]]:
     """One call of each way, by name; all have equal parameters and the same inputs."""
     torch.manual_seed(0)
     module, inputs = model.make(), model.inputs()
@@ -54,7 +57,11 @@ def calls(model: Model, ways: list[str], is_training: bool) -> dict[str, Callabl
 
     def call_of(way: str) -> Callable[[], Any]:
         own = copy.deepcopy(module)
-        run = makers[way](own)
+        compiled = makers[way](own)
+
+        def run(*args: Any) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_bfloat16):
+                return compiled(*args)
 
         def infer() -> Tensor:
             with torch.no_grad():
@@ -71,15 +78,17 @@ def calls(model: Model, ways: list[str], is_training: bool) -> dict[str, Callabl
     return {way: call_of(way) for way in ways}
 
 
-def measure(model: Model, ways: list[str], is_training: bool, repeats: int) -> Row:
+def measure(
+    model: Model, ways: list[str], is_training: bool, repeats: int, is_bfloat16: bool = False
+) -> Row:
     """What one model takes by each way: see the module's text."""
     torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
     found: Row = {}
-    made = calls(model, ways, is_training)
+    made = calls(model, ways, is_training, is_bfloat16)
     results: dict[str, Tensor] = {}
     for way, call in made.items():
         start = time.perf_counter()
-        results[way] = call().detach()
+        results[way] = call().detach().float()
         found[way] = {"first_s": round(time.perf_counter() - start, 2)}
         call()
     for way, call in made.items():
@@ -142,6 +151,7 @@ def main() -> None:
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--train", action="store_true", help="training only")
     parser.add_argument("--infer", action="store_true", help="inference only")
+    parser.add_argument("--bfloat16", action="store_true", help="under torch.autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path)
@@ -163,7 +173,9 @@ def main() -> None:
         for kind in kinds:
             key = f"{name}, {kind}"
             try:
-                row = measure(MODELS[name], ways, kind == "train", options.repeats)
+                row = measure(
+                    MODELS[name], ways, kind == "train", options.repeats, options.bfloat16
+                )
             except Exception as fault:
                 print(f"{key:30} {type(fault).__name__}: {fault}", flush=True)
                 continue
@@ -172,7 +184,8 @@ def main() -> None:
     means = {f"{kind}, {way}": geomean(rows, kind, way) for kind in kinds for way in ways[:-1]}
     print({name: mean and round(mean, 2) for name, mean in means.items()})
     report = {"threads": options.threads, "geomeans": means, "rows": rows}
-    print(write_results(machine, report, "models", options.output))
+    file_kind = "models-bfloat16" if options.bfloat16 else "models"
+    print(write_results(machine, report, file_kind, options.output))
 
 
 if __name__ == "__main__":
