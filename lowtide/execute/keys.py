@@ -80,7 +80,8 @@ class Keys:
         self._reach = len(ops)
         used = free_values(ops)
         before = self.places
-        self.places = tuple(k for k, v in enumerate(live_ins) if v in used)
+        places = tuple(k for k, v in enumerate(live_ins) if v in used)
+        self.places = places if len(places) < len(live_ins) else None
         return self.places != before
 
 

@@ -54,11 +54,10 @@ class Shared:
         changed = may_change(function)
         self._written = [k for k, v in enumerate(function.params) if v in changed]
         self._others = [k for k, v in enumerate(function.params) if v not in changed]
+        self.is_asked = bool(self._written)  # otherwise no call overlaps
 
     def overlaps(self, args: Sequence[Any]) -> bool:
         """Return whether a written tensor overlaps one that is not written."""
-        if not self._written:
-            return False
         memory = {storage_of(x) for k in self._written for x in _dense(args[k])}
         alike = [x for k in self._others for x in _dense(args[k]) if storage_of(x) in memory]
         if not alike:
@@ -81,12 +80,11 @@ class Apart:
     def __init__(self, function: Function, written: Container[Value]) -> None:
         self.values = frozenset(v for v in function.params if v in written and v.type == t.TENSOR)
         self._places = [k for k, v in enumerate(function.params) if v in self.values]
+        self.is_asked = len(self._places) > 1  # otherwise they are apart in each call
         self._known: tuple[int, ...] = ()
 
     def are(self, args: Sequence[Any]) -> bool:
         """Return whether they are apart in this call."""
-        if len(self._places) < 2:
-            return True
         tensors = [args[k] for k in self._places]
         where = tuple(x.data_ptr() for x in tensors)
         if where == self._known:  # the same memory as before
