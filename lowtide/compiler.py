@@ -1,13 +1,11 @@
 """The stages of the compiler, in order; what executes calls these.
 
 Once for a function:
-
     source → ir          a front end: Python source, one traced run, or a captured graph
     ir → simplified      `simplified`
     → regions            `prepared`; the driver then cuts the function at `region_boundaries`
 
 Once for a signature of a region, and for each mask of wanted gradients:
-
     specialise           ops of a region → a Program: one formula per value
     differentiate        a Program → saved values and the backward Program (`differentiated`)
     split                a Program → loops and plain parts (`parts`)

@@ -172,7 +172,7 @@ class Run:
 
     def specialise(self) -> Shown:
         assert self.function is not None
-        given = pairs(self.options.shape)
+        given = pairs(",".join(self.options.shape))
         names = [p.name for p in self.function.params]
         known_names("--shape", given, names)
         known_names("--dtype", pairs(self.options.dtype), names)
@@ -377,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--to", dest="end", default="", metavar="STAGE", help="the last one that is shown")
     add("--pass", dest="one_pass", default="", metavar="NAME", help="of simplify, this one only")
     add("--rewrite", default="", metavar="NAME", help="of normalise, this one only")
-    add("--shape", default="", help="of a Function's parameters: x=100x3,n=5")
+    add("--shape", action="append", default=[], help="of a Function's parameters: x=100x3,n=5")
     add("--dtype", default="", help="where it is not float32: x=float64")
     add("--size", default="", help=f"likely sizes of a Program, {LIKELY} by default: N=1000")
     add("--grad", action="store_true", help="differentiate, by all floats")

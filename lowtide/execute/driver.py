@@ -231,9 +231,9 @@ class Driver:
             raise
 
     def _called(self, args: Sequence[Any]) -> Any:
-        if self._shared.is_asked and torch.is_grad_enabled() and self._shared.overlaps(args):
+        if self._shared.needs_check and torch.is_grad_enabled() and self._shared.overlaps(args):
             return self.run_eager(args)
-        if self._apart.is_asked and not self._apart.are(args):
+        if self._apart.needs_check and not self._apart.are(args):
             return self.run_eager(args)
         if self._python is not None:
             return self._python(args)

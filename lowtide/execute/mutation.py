@@ -54,7 +54,7 @@ class Shared:
         changed = may_change(function)
         self._written = [k for k, v in enumerate(function.params) if v in changed]
         self._others = [k for k, v in enumerate(function.params) if v not in changed]
-        self.is_asked = bool(self._written)  # otherwise no call overlaps
+        self.needs_check = bool(self._written)  # otherwise no call overlaps
 
     def overlaps(self, args: Sequence[Any]) -> bool:
         """Return whether a written tensor overlaps one that is not written."""
@@ -80,7 +80,7 @@ class Apart:
     def __init__(self, function: Function, written: Container[Value]) -> None:
         self.values = frozenset(v for v in function.params if v in written and v.type == t.TENSOR)
         self._places = [k for k, v in enumerate(function.params) if v in self.values]
-        self.is_asked = len(self._places) > 1  # otherwise they are apart in each call
+        self.needs_check = len(self._places) > 1  # otherwise they are apart in each call
         self._known: tuple[int, ...] = ()
 
     def are(self, args: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -116,8 +116,8 @@ class Region:
     tiles: Tiles = "usual"
     is_repeated: bool = False
     is_again: bool = False
-    eager_entries: dict[tuple[int, ...], Entry] = field(
-        default_factory=dict[tuple[int, ...], Entry]
+    eager_entries: dict[tuple[torch.Size, ...], Entry] = field(
+        default_factory=dict[tuple[torch.Size, ...], Entry]
     )
     count: int = 0
     owned: frozenset[Value] = frozenset()
@@ -260,15 +260,16 @@ class Region:
             entry.eager = eager_threshold.WHY
             if len(self.eager_entries) >= MAX_EXACT:
                 self.eager_entries.clear()
-            self.eager_entries[_elements(values)] = entry
+            if not _has_ints(binding, symbols(spec.excess_bytes)):
+                self.eager_entries[_shapes(values)] = entry
         return entry
 
     def eager_entry(self, values: Sequence[Any]) -> Entry | None:
-        """Return the entry by which PyTorch has run the region for as many elements, and with
-        gradients. It may run any ops, so that nothing else has to be the same."""
+        """Return the entry by which PyTorch has run the region for these shapes, with gradients.
+        The region's ops run as they stand, so dtypes, strides and numbers may differ."""
         if not self.eager_entries or not torch.is_grad_enabled():
             return None
-        return self.eager_entries.get(_elements(values))
+        return self.eager_entries.get(_shapes(values))
 
     def _is_outgrown(self, entry: Entry, binding: Binding, values: Sequence[Any]) -> bool:
         """Return whether the signature was split, because kernels planned for these sizes take much
@@ -563,8 +564,14 @@ class Region:
         return [v for v in self.live_ins if v not in alive]
 
 
-def _elements(values: Sequence[Any]) -> tuple[int, ...]:
-    return tuple([v.numel() for v in values if type(v) in TENSOR_TYPES])
+def _has_ints(binding: Binding, names: Container[str]) -> bool:
+    """Return whether these names, or the program itself, depend on the value of an int."""
+    codes = [form[1] for form in binding.key if form[0] is int]
+    return any(not isinstance(code, str) or code in names for code in codes)
+
+
+def _shapes(values: Sequence[Any]) -> tuple[torch.Size, ...]:
+    return tuple([v.shape for v in values if type(v) in TENSOR_TYPES])
 
 
 def _plan(spec: Specialisation) -> Plan:

@@ -270,14 +270,15 @@ class _Puller:
 
     def _product(self, e: Reduce, g: F) -> Expr:
         """Return the product of all other elements: the product over the element. With one zero,
-        only that element has a product, of the rest."""
+        only that element has a product, of the rest. With more, the gradient of the product of a
+        whole tensor is 0 even where the cotangent is infinite; of a row it is cotangent * 0."""
         body = F(e.body)
         zero = body.equals(0)
         zeros = self._helper("zeros", "sum", e, ex.cast(zero.e, e.dtype))
         rest = self._helper("rest", "prod", e, zero.where(body.like(1), body).e)
         alone = zero.where((zeros.equals(1)).where(rest, 0), rest / body)
-        others = (zeros.equals(0) | zero).where(alone, 0)
-        return (g * others).e
+        others = g * (zeros.equals(0) | zero).where(alone, 0)
+        return (others if self.d.axes else (zeros.equals(0) | zeros.equals(1)).where(others, 0)).e
 
 
 def _constant_along(load: Load, e: Expr) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -60,13 +61,15 @@ class Reduced:
     def __str__(self) -> str:
         if not self.stage:
             return f"nothing differs{self.note}"
+        ir = print_function(self.function)
+        names = re.findall(r"%([\w.]+):", ir.partition("\n")[0])
         shapes = [
-            f"  %{p.name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-            if isinstance(x, torch.Tensor) else f"  %{p.name}: {x!r}"
-            for p, x in zip(self.function.params, self.inputs, strict=True)
+            f"  %{name}: {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+            if isinstance(x, torch.Tensor) else f"  %{name}: {x!r}"
+            for name, x in zip(names, self.inputs, strict=True)
         ]  # fmt: skip
         head = f"the first stage that is wrong: {self.stage}\n{self.note}\n"
-        return "\n".join((head, print_function(self.function), *shapes, "", REMEDY))
+        return "\n".join((head, ir, *shapes, "", REMEDY))
 
     def to_dict(self) -> dict[str, str]:
         """Return the fields, for JSON."""

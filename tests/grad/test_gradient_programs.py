@@ -324,3 +324,18 @@ def test_a_new_size_compiles_nothing() -> None:
         done = lt.cache_stats() - before
         if n != 40:
             assert done.specialisations == done.compiles == 0
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2])
+@pytest.mark.parametrize("form", ["whole", "rows"])
+def test_an_infinite_cotangent_of_a_product(form: str, zeros: int) -> None:
+    def mean(x: Tensor):
+        return (torch.prod(x) if form == "whole" else torch.prod(x, 1)).pow(1 / 3).sum()
+
+    found: list[Tensor | None] = []
+    for f in (mean, lt.script(mean)):
+        x = torch.tensor([[2.0, 3.0, 4.0]])
+        x[0, :zeros] = 0
+        f(x.requires_grad_()).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)

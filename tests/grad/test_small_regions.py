@@ -99,3 +99,28 @@ def test_prepared_properties() -> None:
     env = {x: torch.eye(2)}
     prepared(Op(name="call_torch", operands=[x], results=[y], attrs=attrs))(env)
     assert env[y] is True
+
+
+def test_as_many_elements_of_other_shapes_build_no_pairs() -> None:
+    @lt.script
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        s = x.sum() * 0
+        while s < 100:
+            s = s + (x * y).sum()
+        return s
+
+    @lt.script
+    def g(x: Tensor, n: int) -> Tensor:
+        s = x.sum() * 0
+        while s < 1000:
+            s = s + x.expand(n, -1).exp().sum()
+        return s
+
+    x, y = torch.rand(600, requires_grad=True), torch.rand(600)
+    f(x, y).backward()
+    with lt.profile() as of_pairs:
+        f(x.detach()[:, None].requires_grad_(), y).backward()
+    g(x, 2).backward()
+    with lt.profile() as of_rows:
+        g(x, 3000).backward()
+    assert max(of_pairs.peak_bytes, of_rows.peak_bytes) < 20_000
