@@ -239,11 +239,11 @@ class Driver:
             return self._python(args)
         first = self._first
         if first is None or function_modes_on():
-            return self._walk(args)
+            return self._run_blocks(args)
         entry: Entry = first.find(args)
         run: Callable[..., tuple[Any, ...]] | None = entry.run
         if run is None or not entry.spec.whole:
-            return self._walk(args)
+            return self._run_blocks(args)
         try:
             return run(args, entry.z, entry.sizes)[0]
         except (CheckFailed, HostFault, KernelFault):
@@ -265,7 +265,7 @@ class Driver:
         _EXECUTOR.eager(self.plan, 0, self.plan.last, env)
         return env[self.function.block.terminator.operands[0]]
 
-    def _walk(self, args: Sequence[Any]) -> Any:
+    def _run_blocks(self, args: Sequence[Any]) -> Any:
         env = dict(zip(self.function.params, args, strict=True))
         (value,) = self.function.block.terminator.operands
         steps = self.plan.steps
