@@ -141,7 +141,7 @@ def launched(
 
 
 class Eager(Protocol):
-    """The members of an `EagerRegion` that `by_eager` reads."""
+    """Ops that PyTorch can run: the members of an `EagerRegion` that `by_eager` reads."""
 
     @property
     def live_ins(self) -> Sequence[Any]: ...
@@ -374,9 +374,9 @@ hide_with_callees(Region.backward)  # a function that Dynamo has compiled may ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """The gradients by kernels for one combination of wanted gradients, cotangents and saved
-    values. `picked`: the kernels' inputs, by position among saved tensors, cotangents and aliases.
-    `gradients`: for each of the wanted inputs, the place of its gradient."""
+    """The compiled way to the gradients for one combination of wanted gradients, cotangents and
+    saved values. `picked`: the kernels' inputs, by position among saved tensors, cotangents and
+    aliases. `gradients`: for each of the wanted inputs, the place of its gradient."""
 
     made: Pass
     picked: tuple[int, ...]
@@ -385,9 +385,10 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A gradient that is more than a result of the kernels. `output`: the dense result, -1 if there
-    is none. `is_last`: no other gradient is made of it. `order`: the order of dims in which it is
-    stored. `position`: of the live-in whose gradient it is, with the path within."""
+    """How to find a gradient that is more than a result of the kernels, for instance a permuted one
+    or one with scatters. `output`: the dense result, -1 if there is none. `is_last`: no other
+    gradient is made of it. `order`: the order of dims in which it is stored. `parts`: (index,
+    values) of each scatter. `place`: of the live-in whose gradient it is."""
 
     output: int
     is_last: bool

@@ -1,6 +1,7 @@
-"""Reads the captured values of a program, by generated lambdas with one look-up per value.
+"""Reads the captured values of a program (parameters, buffers), by generated lambdas.
 
-In: the root module, the paths and guards of a program. Out: a `Reader`, whose functions are
+In: the root module, the paths and guards of a program. Out: a `Reader`, whose functions do one
+look-up per value:
 
     lambda: ((d0["weight"], d1["training"]), (d2["stride"], d3["bias"] is None))
              captured values                 guards

@@ -16,15 +16,15 @@ and in the backward pass the gradients of its operands, chunk by chunk.
               absent: ascending dims
     updated   operands that the first run only writes; they are neither saved nor recomputed
     counters  operands without gradients that each run writes
-    again     the second block is the one that is recomputed
+    again     the section has a second block, which is the one that is recomputed
     kept      number of chunks, the last ones, that save the values that their gradients read, and
               are not recomputed; the backward pass begins with them, and frees these values
     products  number of values that the first block yields after the results; for each other chunk
               they are saved, and are the last arguments of the last block (see `recalled`)
-    end       the result that is a product itself: its gradient does not read it, so the last block
-              takes a stand-in
-    unread    the forms of the results, and values that are not tensors, if nothing reads the
-              results' values: only the backward pass runs
+    end       the result that is a product itself: its gradient does not read its value, so the
+              last block takes a stand-in for it
+    unread    forms of the results, and results that are not tensors, if no op reads the values of
+              the results: then only the backward pass runs
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A chunk that ran with gradients: the leaves of its graph, and the roots by result."""
+    """A chunk whose run autograd recorded: the leaves of its graph, and the roots by result."""
 
     starts: list[Any]
     ends: list[GradientEdge | None]

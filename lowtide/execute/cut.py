@@ -1,6 +1,6 @@
 """Records for chunks: the cut of an operand, the points of a chunk, the form of a result.
 
-In: numbers. Out: parts of tensors, and stand-ins.
+In: positions along an axis. Out: parts of tensors, and stand-ins for whole ones.
 
     x: [12, 5], Cut(dim=0)        Span(4, 4, 12)       the chunk reads x[4:8]
 """
@@ -65,7 +65,7 @@ def form_of(x: Tensor) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A value that is not a tensor."""
+    """A value that is not a tensor, such as an int: chunks pass it on as it is."""
 
     value: Any
 

@@ -1,6 +1,6 @@
 """Finds regions between ops of PyTorch that are so small that PyTorch runs them faster.
 
-In: a region's specialised ops. Out: the bytes of their values, up to which it does.
+In: a region's specialised ops. Out: the bytes of their values up to which PyTorch is faster.
 
     for i in range(n):
         s = s + x[i]            one op of one element: PyTorch takes 5 µs with its gradient

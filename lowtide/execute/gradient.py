@@ -64,9 +64,8 @@ class Saved:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """A compiled backward Program. `inputs` and `outputs`: names of tensors in order; `dtypes`: of
-    the outputs. `orders`:
-    orders of dims of gradients whose input is not in row-major order. `others`: see `over`.
-    `adds`: scatters that the kernels add to gradients. For the rest see
+    the outputs. `orders`: orders of dims of gradients whose input is not in row-major order.
+    `others`: see `over`. `adds`: scatters that the kernels add to gradients. For the rest see
     `autodiff.Backward`."""
 
     executable: Any
@@ -374,9 +373,9 @@ def _in_input_layouts(
 
 
 class _Stepwise:
-    """Values that a loop computes and that the backward pass could recompute only by a long sum.
-    Examples are sums over carried values or over all earlier steps. They are saved step by step, as
-    eager mode saves them. `room`: the bytes of inputs and outputs."""
+    """Values saved for each step of a loop, since the backward pass could recompute them only by a
+    long sum. Examples are sums over carried values or over all earlier steps. Eager mode
+    saves them, too. `room`: the bytes of inputs and outputs."""
 
     def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int], room: int) -> None:
         self.diff = diff

@@ -1,4 +1,4 @@
-"""Finds what a call writes into: running statistics and counters, arguments that overlap.
+"""Finds the tensors that a call writes: running statistics and counters, arguments that overlap.
 
 In: a Function (`ir/aliases` says which of its values share memory), or the arguments of a call.
 
@@ -47,8 +47,8 @@ def without_statistics(ops: Iterable[Op], outer: Container[Value]) -> list[Op]:
 
 
 class Shared:
-    """Finds out if a tensor that a Function writes overlaps another argument of the call. A region
-    saves a copy of a written tensor that its backward pass needs, but not of the other one."""
+    """Tests whether a tensor that a Function writes shares memory with another argument of the
+    call. A region copies a written tensor that its backward pass needs, but not the other one."""
 
     def __init__(self, function: Function) -> None:
         changed = may_change(function)
@@ -74,8 +74,8 @@ class Shared:
 
 
 class Apart:
-    """Finds out if the running statistics and counters of a call share no memory. A region may then
-    read some after others have been written."""
+    """Tests whether the running statistics and counters of a call lie apart: they share no memory.
+    A region may then read some after others have been written."""
 
     def __init__(self, function: Function, written: Container[Value]) -> None:
         self.values = frozenset(v for v in function.params if v in written and v.type == t.TENSOR)

@@ -1,7 +1,7 @@
 """Separates the backward passes of a region's independent outputs.
 
-In: a region's saved values, and the cotangents of a backward pass. Out: the saved values. They live
-as long as in eager PyTorch: a backward pass frees only the values that it read.
+In: a region's saved values, and the cotangents of a backward pass. Out: the saved values that this
+pass reads. They live as long as in eager PyTorch: a pass frees only the values that it read.
 
     p, q = (a * a).sum(), b.exp().sum()      one region, two parts
     p.backward()                             reads a; what was saved for q stays
@@ -31,8 +31,8 @@ Part = frozenset[int]  # outputs, by position
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The saved values that remaining backward passes need, and the version counters of these
-    tensors at that time."""
+    """The saved values that the remaining backward passes need (those of `parts`), and the version
+    counters of these tensors after the last pass."""
 
     parts: frozenset[Part]
     tensors: Mapping[str, torch.Tensor]

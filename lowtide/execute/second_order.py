@@ -8,13 +8,13 @@ graph. Out: gradients that are part of it, too.
                                                   a region of its own: `_EdgeRegion.apply`
     loss(forces).backward()                       the backward pass of that Program
 
-PyTorch computes gradients of these again, and whatever has no such Program: what loops carry, sums
-that are added to at places of data, 16-bit floats, and ops that are not in `TWICE`. The formula of
-an op's gradient need not be right beside the place where it was taken: the slope of a norm is 0 at
-0, a product's has a case for zeros. Then the gradient of that formula is not PyTorch's.
+PyTorch computes third derivatives. It also computes second ones of regions without such a Program:
+those with carried values of loops, scatters, 16-bit floats, or ops that are not in `TWICE`. For an
+op in `TWICE`, the derivative of the formula of its gradient is PyTorch's at every point. A norm is
+not in it, since its slope is set to 0 at 0; nor is `prod`, which has a case for zeros.
 
-Which gradient depends on which tensor is PyTorch's answer, too: the mask of a maximum hands nothing
-on, that of a relu zeros. PyTorch tells it of the region's ops on its meta device, without values.
+A gradient depends on the same tensors as in PyTorch: on none through the mask of a maximum, with
+zeros through that of a relu. To find them, PyTorch runs the region's ops on its meta device.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ TWICE: Final = frozenset({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Second:
-    """A backward Program as a region. `names`: its tensors; `outputs`: for each gradient that is
-    wanted its output, None where there is no gradient."""
+    """A backward Program, run as a region to be differentiated a second time. `names`: its tensors;
+    `outputs`: for each wanted gradient its output, None where there is no gradient."""
 
     recorder: Recorder
     names: tuple[str, ...]
@@ -79,8 +79,8 @@ class Second:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EagerBackward:
-    """PyTorch's way to the same gradients, for the gradient of this gradient. The last live-in is
-    the call of the region. `picked`: for each result the input whose gradient it is."""
+    """Computes the same gradients by PyTorch, which differentiates them further. The last live-in
+    is the call of the region. `picked`: for each result the input whose gradient it is."""
 
     of: Recorder
     names: tuple[str, ...]
@@ -126,7 +126,8 @@ def _on_meta(value: Any) -> Any:
 
 
 class _Recorder(Recorder):
-    """`edges`: for each result the positions of the tensors that it depends on in PyTorch."""
+    """The recorder of a backward Program. `edges`: for each result the positions of the tensors
+    that it depends on in PyTorch."""
 
     def __init__(
         self, executable: Any, gradient: Gradient, eager: _EagerBackward, launch: Launch,
@@ -140,7 +141,7 @@ class _Recorder(Recorder):
 
 
 class _EdgeRegion(Region):
-    """A region with PyTorch's edges: `_Recorder.edges`."""
+    """A region whose results depend on the same tensors as in PyTorch: `_Recorder.edges`."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:

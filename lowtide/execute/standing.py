@@ -1,12 +1,12 @@
-"""A region's code by itself, for what is run without PyTorch: see `c_library`.
+"""Compiles a region to code that runs without PyTorch, for C libraries (`c_library`).
 
 In: a region, its live-ins in an example. Out: `Leaf`s: its code for each answer to the questions
 that its ops ask about sizes.
 
     y = x[:n]      Leaf n >= 0, rows >= n: y = the first n rows;  Leaf n >= rows: y = x;  …
 
-The region's levels must say of each dim and int whether it is a constant, so that nothing is asked
-about the sizes of the example alone.
+The region's signature must say of each dim and int whether it is a constant, so that no code is
+right for the sizes of the example only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _ROUNDS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """`guards`: (index, whether it is >= 0). `reason`: why `host` is not for the whole region, ""
-    if it is; `stop`: the first op that it is not for. `results`: what it makes for later ops."""
+    """The code for one set of answers. `guards`: (index, whether it is >= 0). `reason`: why `host`
+    does not cover the whole region, "" if it does; `stop`: the first op that it does not cover.
+    `results`: values that it makes for later ops."""
 
     guards: Mapping[Index, bool]
     reason: str
