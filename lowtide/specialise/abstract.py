@@ -10,8 +10,8 @@
     others    a constant: None, bool, int, float, str, dtype, device, ...
 
 Invariant: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
-live-ins, or an `Origin`. By it the host makes the value at run time. A kernel makes a tensor that
-has neither.
+live-ins, or an `Origin`, by which the host makes the value at run time. A kernel computes a tensor
+that has neither.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Selection:
 
 
 class Pending:
-    """A list whose elements a lifted loop makes: nothing but what lifting knows may look at it."""
+    """A list whose elements a lifted loop is still making: only the lifting may read it."""
 
 
 @dataclass(slots=True, eq=False)

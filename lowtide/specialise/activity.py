@@ -26,7 +26,7 @@ MOST_IN_ALL: Final = 400  # with those of loops whose steps are planned by thems
 
 
 class Full(Unsupported):
-    """A region has as much as one backward pass shall be made of: the op belongs to the next."""
+    """The region is full: its backward pass is as large as allowed. The op is in the next one."""
 
     def __init__(self, why: str = "is too much to differentiate in one piece") -> None:
         super().__init__(why)

@@ -1,4 +1,4 @@
-"""Assertions about tensors, checked by the kernels that make what is asserted.
+"""Assertions about tensors, checked by the kernels that compute the asserted tensors.
 
 In: a block. Out: its bools that only decide whether the program raises.
 
@@ -6,9 +6,8 @@ In: a block. Out: its bools that only decide whether the program raises.
     if torch.isnan(d).any():                 another: t12 = not …
         raise ValueError("NaN")
 
-A check that fails ends the call of the kernels, and the region's ops run in PyTorch: these raise
-what the program says, in its order. So what follows an assertion is in the same kernels as what
-comes before it.
+A check that fails ends the call of the kernels, and PyTorch runs the region's ops, which raise the
+program's own error, in its order. So ops before and after an assertion share kernels.
 """
 
 from __future__ import annotations

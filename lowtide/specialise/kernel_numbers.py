@@ -1,4 +1,4 @@
-"""Numbers and truths that kernels compute, so that pairs need not be stored for what reads them.
+"""Numbers and bools that kernels compute, so that values of pairs need not be stored.
 
 In: ops that read the value of a tensor of one element, while pairs are alive. Out: abstract values
 that are expressions of the tensor; raises Stop where Python has to read the tensor.
@@ -7,8 +7,9 @@ that are expressions of the tensor; raises Stop where Python has to read the ten
     w = torch.exp(-d / scale)         t4[i, j] = exp(-d[i, j] / f32(f64(t3[])))
     if d.max() > 4: d = d / 2         d'[i, j] = d[i, j] / 2 if t5[] > 4 else d[i, j]
 
-Elsewhere a region ends at such an op. A number that outlives the region is read from its tensor
-after the kernels; what Python makes of it is not (`Escaped`), and the region ends in front of that.
+While no pairs are alive, a region ends at such an op. A number that outlives the region is read
+from its tensor after the kernels. A number that Python computed from it cannot be (`Escaped`): the
+region ends before that computation.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a block. Out: positions of ops. A region that ends between two layers is equal to that of the
 next layer: both are planned and compiled once. Without layers, a region that has become too large
-ends where it stores least: not at a value of pairs.
+ends where it stores least, and never at a value of pairs.
 
     embedding, add, [norm, linear, gelu, linear, add] × 4, norm, linear
                     ^ 2                    ^ 7, 12, 17          ^ 22

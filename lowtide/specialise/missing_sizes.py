@@ -6,7 +6,7 @@ their names in the user's source.
     n = (x.shape[2] - 3) // stride        c0: Python divides, as the sign of stride is not known
     out[i : i + n]                        is i + c0 within out?  it takes stride as a constant
 
-An int that divides sizes stays a symbol until such a comparison; most never meet one.
+An int that divides sizes stays a symbol until such a comparison, which most programs never make.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ are `Selection`s, and the results of their reductions; raises Escaped for any ot
     i, j = torch.where(d < 1.0)      the indices themselves where t1[i, j]      Selections
     x[i] - y[j]                      x[i, c] - y[j, c] where t1[i, j]           the same
 
-PyTorch's selection has a size that depends on the data, so a region ends there and stores the
-pairs. Only where it would store pairs, a Selection is tried. If some op needs the selection itself,
-the region ends in front of it, as elsewhere.
+PyTorch's selection has a size that depends on the data, so a region would end there and store the
+pairs. In that case only, a Selection is tried. If an op needs the selection itself, the region ends
+before that op.
 
-While gradients are recorded, elements that are not selected are 1 from the start: their slopes,
-which may be infinite, are multiplied by 0 only after the selection.
+While gradients are recorded, elements that are not selected are 1 from the start. Their slopes are
+then finite: the cotangents of 0 that they get would turn an infinite slope into NaN.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def is_mapping(v: Any) -> bool:
 
 
 class Ineligible(Exception):
-    """PyTorch itself must handle these values. The text says why, for `explain()`."""
+    """These values are not eligible for kernels: PyTorch runs the ops. The text says why, for
+    `explain()`."""
 
 
 def exact_key(
@@ -124,7 +125,8 @@ def exact_key(
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """In place of strides, which the sizes give: see `texpr/orders`."""
+    """Stands for the strides of a dense tensor, which its sizes and memory order determine: see
+    `texpr/orders`."""
 
     order: Order
 

@@ -93,7 +93,7 @@ class NeedGuards(Exception):
 
 
 class _TooMuch(Exception):
-    """To differentiate in one piece. `stop`: the last layer that fits ends there."""
+    """Too much for one backward pass: the last layer that fits ends at `stop`."""
 
     def __init__(self, stop: int) -> None:
         super().__init__(stop)
@@ -101,7 +101,7 @@ class _TooMuch(Exception):
 
 
 class _TooSmall(Exception):
-    """A region of so many definitions would end at values of pairs."""
+    """The region is too small: it would end at values of pairs and so store them."""
 
 
 class NeedSizes(Exception):

@@ -12,8 +12,9 @@ A branch is also computed in iterations that do not take it, and dropped. There 
 clamped (`Builder.assumed`), and loads that carry gradients read 0 (`Builder.mask`), so that no
 cotangent is 0 * inf.
 
-A result that is one of two tensors may be an alias of an earlier tensor. None of these is written
-in place (`blocked`), and a tensor from before the loop must not leave the region by that name.
+A result that is one of two tensors may be an alias of an earlier tensor. None of these may be
+written in place (`blocked`), and a tensor from before the loop must not leave the region as such an
+alias.
 """
 
 from __future__ import annotations

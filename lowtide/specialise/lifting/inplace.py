@@ -58,7 +58,7 @@ _FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_di
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """The origin of a view: the record, its operands, and the value of its base at that time."""
+    """How a view was made: the record of its op, the operands, and the value of its base then."""
 
     record: Any
     operands: tuple[Abs, ...]

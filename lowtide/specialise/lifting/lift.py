@@ -57,7 +57,8 @@ class StandIn:
 
 
 class Unlike(NotLifted):
-    """A step leaves a tensor that is not of the form that it found."""
+    """The first step changes the form of a carried value, such as its shape or dtype. `peel` may
+    help."""
 
 
 class Lift:

@@ -1,13 +1,13 @@
-"""Running statistics and counters of batches: tensors of the caller's that a region writes last.
+"""Running statistics and batch counters: tensors of the caller that a region writes last.
 
 In: an op, and the writes so far. Out: a counter's new value; whether an op may read what has been
 written.
 
-    n.add_(1)                      n = n + 1, written when nothing can fail any more
+    n.add_(1)                      n = n + 1, written after the last step that can fail
     batch_norm(x, mean, var, …)    writes `mean` and `var`; another norm, of its own, may follow
 
-Invariant: a region reads no tensor that it writes after that. What a call is given is known to be
-apart, see `Statistics`; of other tensors nothing is known.
+Invariant: a region reads no tensor after it has written it. The statistics of a call are known to
+share no memory (`Statistics`); other tensors may share memory with them.
 """
 
 from __future__ import annotations
