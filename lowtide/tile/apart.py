@@ -1,4 +1,4 @@
-"""Decides whether definitions may share a kernel of blocks, whose programs run in any order.
+"""Decides whether definitions may share a kernel for a GPU, whose programs run in any order.
 
 In:  definitions over unified axes, their common axes, likely sizes. Out: a bool.
 

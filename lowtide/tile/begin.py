@@ -8,8 +8,8 @@ In:  a scheduled kernel. Out: the same kernel; if only one nest writes an accumu
       nest (j vector, i, k)                    nest (j vector, i, k)
         t = sum[k](a * b)                        t = sum[k](a * b) from its first k
 
-Otherwise a short contraction (the 64 of an attention head) spends a tenth of its time on filling
-its tile, reading it back and adding.
+This saves a tenth of the time of a short contraction, such as the 64 terms of an attention head,
+which would fill its tile, read it back and add.
 """
 
 from __future__ import annotations

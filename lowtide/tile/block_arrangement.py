@@ -48,8 +48,8 @@ Blocks = dict[Axis, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Of an item, whatever the sizes: along which axis memory lies, whether it is a value of pairs,
-    products that it may be."""
+    """Facts about an item that are known without sizes: the axis along which memory lies, whether
+    it is a value of pairs, and the products that it may be."""
 
     lanes: Axis | None
     is_pair: bool

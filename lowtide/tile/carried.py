@@ -6,8 +6,8 @@ In:  an arrangement and one of its items. Out: the dtype of the item's accumulat
       nest (j vector, i)         ->    a tile's terms are added up in float32, in registers or in a
         t = sum[i](x[i, j])            part; then t = t + f64(part)
 
-A float32 total to which a thousand parts are added one by one is off by ten units in the last
-place, PyTorch's own by one. The loops over terms stay as they are.
+A float32 total to which a thousand parts are added one by one has an error of ten units in the last
+place; PyTorch's total has an error of one. The loops over terms stay as they are.
 """
 
 from __future__ import annotations

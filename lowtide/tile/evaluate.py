@@ -7,8 +7,8 @@ Out: nothing; memory is written. For small sizes. One thread runs all tiles.
       nest (i, j)                  →     s[0:64, 0:M] = exp(x[i:i + 64, 0:M])
         s = exp(x[i, j])
 
-A buffer is as long as `codegen/c` makes it. What nothing has written is NaN, or a number that no
-program expects. `one_tile` gives the kernel that computes the definitions of a group as they are.
+A buffer is as long as `codegen/c` makes it. Its elements are NaN, or an unlikely number, until a
+nest writes them. `one_tile` gives the kernel that computes the definitions of a group as they are.
 """
 
 from __future__ import annotations

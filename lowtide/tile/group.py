@@ -211,7 +211,8 @@ def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
 class Shared(dict[str, Def]):
     """Pointwise values of several users: written into each user once the groups are known.
 
-    `written` remembers definitions with all of these written in, `needs` what groups then read."""
+    `written` caches definitions with all of these written in, `needs` the names that groups then
+    read."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()

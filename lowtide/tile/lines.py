@@ -2,9 +2,10 @@
 
 In:  definitions over unified axes, the strides of what they read, likely sizes. Out: a bool.
 
-    m[c] = sum[n](x[n, c])        x lies line by line, and c is short: cut along c, a task reads a
-    y[n, c] = x[n, c] - m[c]      part of each line, and few could. Cut along n, each has sums of
-                                  its own, added up at the end; y is then a kernel behind that.
+    m[c] = sum[n](x[n, c])        x lies row by row, and c is short. Cut along c, each task would
+    y[n, c] = x[n, c] - m[c]      read a part of every cache line, so few tasks are possible. Cut
+                                  along n, each task has sums of its own, which are added up at the
+                                  end. A second kernel then computes y.
 """
 
 from __future__ import annotations

@@ -49,10 +49,10 @@ WIDE: Final = 512  # a contraction fed by a contraction is fused up to this many
 class Limits:
     """The limits of a program and its machine.
 
-    `tasks`: so many of a kernel keep all threads busy. `stored`: the elements of all inputs and
-    outputs; a value of that size may as well be stored. `long`: products larger than that, which
-    are better not computed twice. `apart`: a program of blocks keeps nothing for the next one.
-    `strides`: of the tensors in memory.
+    `tasks`: the number of a kernel's tasks that keeps all threads busy. `stored`: the elements of
+    all inputs and outputs; a value of that size may as well be stored. `long`: products larger than
+    that, which are better not computed twice. `apart`: on a GPU, where a program keeps nothing for
+    the next one. `strides`: of the tensors in memory.
     """
 
     tasks: int

@@ -4,8 +4,8 @@ In: the text, which is data: nothing in it is evaluated or imported. Out: a `Til
 ParseError, which shows the line with a caret, and VerifyError for a kernel that reads what is not
 there.
 
-Invariant: `print_groups(parse_groups(text)) == text` for a printed text. What follows from the
-groups (what a kernel stores, the ops that it computes) is not in the text of a kernel.
+Invariant: `print_groups(parse_groups(text)) == text` for a printed text. Facts that the groups
+determine (the outputs that a kernel stores, the ops that it computes) are not in its text.
 """
 
 from __future__ import annotations

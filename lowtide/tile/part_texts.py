@@ -1,8 +1,8 @@
 """The parts of a Program as text, and back.
 
-In:  a part: a Program, one step of a loop, or one strip of rows. Out: the lines that stand before
-     its Program, groups or kernels and say how often it runs; and the interface of the whole
-     Program, which its parts do not tell. Raises ParseError.
+In:  a part: a Program, one step of a loop, or one strip of rows. Out: the lines before its Program,
+     groups or kernels, which say how often it runs; and the interface of the whole Program, which
+     cannot be derived from the parts. Raises ParseError.
 
     sizes T                             loop step: T
     input p: f32[T, 8] strides (8, 1)   carried old = h from h0

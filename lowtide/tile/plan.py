@@ -66,8 +66,8 @@ def plan(arrangement: Arrangement, moving: Set[str] = frozenset()) -> Kernel:
 
 
 class _Stale(Exception):
-    """Raised if a reader comes after the tile of its operand is gone, which must then be
-    recomputed."""
+    """Raised if an operand is stale: a reader comes after its tile was overwritten. The operand
+    must then be recomputed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

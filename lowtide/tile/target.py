@@ -57,8 +57,8 @@ BLOCK_TILINGS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Of the blocks that a program on a GPU holds; its warps, and how many steps of a sweep are
-    under way at once."""
+    """The sizes of the blocks that a program on a GPU holds; its warps, and how many steps of a
+    sweep are loaded at once (`stages`)."""
 
     points: int  # of a value that is read from memory as it lies
     line: int  # … along one axis
