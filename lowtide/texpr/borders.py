@@ -43,8 +43,8 @@ from lowtide.texpr.index_ranges import clamp, floordiv, mod, nonnegative, substi
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A place held in bounds: whatever the axes, `low + step * t` for a t in [0, length). The
-    longest axis goes on by `phases` of these."""
+    """An index that is always in bounds: `low + step * t` for a t in [0, length). One step of the
+    longest axis is `phases` steps of t."""
 
     atom: Clamp
     low: Index

@@ -5,8 +5,8 @@ None where there is none.
 
     mul: g, a, b  ->  (g * b, g * a)            exp: g, a, r  ->  (g * r,)
 
-PyTorch's ops differ at kinks: `torch.maximum` gives half of a tie to each side, `clamp` all to the
-tensor, `relu` nothing. The op that the formula comes from decides.
+PyTorch's ops differ at kinks: `torch.maximum` gives half of a tie to each side, `clamp` gives all
+to the tensor, `relu` gives nothing. The op that the formula comes from decides.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of the `relu` is a sum of inputs, a definition that computes the operand.
     t[i, j] = x[i, j] + s[i, j]        relu(y) = y, with the same slope as at t. So y replaces x,
     y[i, j] = maximum(t[i, j], 0)      t[i, j] = x[i, j] replaces the sum, and s is not read
 
-PyTorch saves the result, too: a program that writes into it afterwards has no gradient there.
+PyTorch saves the result, too: it raises in the backward pass if the result has been written since.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lowtide.texpr.orders import Order, moved, permuted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instead:
-    """See the module's text."""
+    """An output to save instead of an input; see the module's text."""
 
     input: str
     output: str

@@ -1,16 +1,16 @@
-"""Sets the matrix products apart that the library does faster: their operands are stored.
+"""Separates the matrix products that PyTorch's library does faster: their operands are stored.
 
-In: a normalised `Program`, and which products are the library's. Out: the Program, the names of
-these products, and all products that the library could do. The library's are products of two loads
-then; what was written into one is a definition that is stored, so that it is computed in the
-kernels of its neighbours.
+In: a normalised `Program`, and which products the library computes. Out: the Program, the names of
+these products, and all products that the library could compute. Each of these products is then one
+of two loads: an expression in its place becomes a stored definition, which a neighbouring kernel
+computes.
 
     h[i, j] = sum[k](gelu(a[i, k]) * w[k, j])  ->  h_left[i, k] = gelu(a[i, k])
                                                    h[i, j] = sum[k](h_left[i, k] * w[k, j])
 
-A product of bf16 or f16 is the library's where all its readers round it, or round its sum with one
-bias. The library adds up in float32, with the bias, and rounds once; what is stored is half as
-large. The bias stands in the first term.
+The library computes a product of bf16 or f16 if all its readers round it, or round its sum with one
+bias. It adds up in float32, with the bias, and rounds once, so the stored result is half as large.
+The bias stands in the first term.
 
     t[i, j]: f32 = sum[k](f32(a[i, k]) * f32(w[k, j]))
     h[i, j]: bf16 = bf16(t[i, j] + f32(b[j]))

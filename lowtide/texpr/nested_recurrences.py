@@ -87,7 +87,7 @@ def _reached(start: str, edges: Mapping[str, Iterable[str]]) -> set[str]:
 
 
 def nested(program: Program) -> tuple[Program, list[Cycle]]:
-    """See the module's text; raises NoNest. What others than the Program read is as it was."""
+    """See the module's text; raises NoNest. Results of the Program are unchanged."""
     dims: dict[str, int] = {}
     found: list[Cycle] = []
     for c in cycles(program):

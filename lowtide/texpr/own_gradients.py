@@ -4,10 +4,10 @@ In: a node of an op's definition and its cotangent. Out: cotangents of its parts
 is not the op's formula, and the chain rule applies.
 
     hypot(x, y) = big * sqrt(1 + (small / big)**2)     x: g * (x / r), y: g * (y / r)
-    logit(x) = log(v / (1 - v))                        v: g / (v * (1 - v)), x what v gives it
+    logit(x) = log(v / (1 - v))                        v: g / (v * (1 - v)); then x from v
 
-At infinity, 0 and NaN these give PyTorch's values, where the chain rule would divide by 0.
-They keep digits that it would lose in a difference.
+At infinity, 0 and NaN these formulas give PyTorch's values, where the chain rule would divide by 0.
+They also keep digits that the chain rule would lose in a difference.
 """
 
 from __future__ import annotations

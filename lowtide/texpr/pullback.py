@@ -53,9 +53,9 @@ Contributions = dict[Load, Expr]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """The contributions of a definition to what it loads. `aux`: values of the forward program that
-    the cotangents also read: the index of an extreme, a count of zeros. `late`: the names of those
-    `aux` that are computed when the backward pass begins."""
+    """A definition pulled back: its contributions to the tensors that it loads. `aux`: values of
+    the forward program that the cotangents also read: the index of an extreme, a count of zeros.
+    `late`: the names of those `aux` that are computed when the backward pass begins."""
 
     loads: Contributions
     scope: tuple[Axis, ...]

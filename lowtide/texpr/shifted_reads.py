@@ -28,9 +28,9 @@ GATHER_WORK = 16  # of a load whose index divides, which is a gather
 
 
 class OffAxes:
-    """Pointwise values read at other than plain axes, written out down to what they read, unless
-    that grows too large, or takes too long. `roots`: what is stored anyway; `room`: the elements of
-    what may be stored instead."""
+    """Inlines pointwise values that are read off their axes, at other than plain indices, unless
+    the result grows too large or takes too long. `roots`: names that are stored anyway; `room`: the
+    most elements of a value that may be stored instead."""
 
     def __init__(
         self, defs: Mapping[str, Def], roots: Iterable[str], hints: Mapping[str, int], room: int
