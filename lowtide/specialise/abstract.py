@@ -10,7 +10,7 @@
     others    a constant: None, bool, int, float, str, dtype, device, ...
 
 Invariant: an `Abs` that is neither a constant nor an Index of plain sizes has a place among the
-live-ins, or an `Origin`, by which the host makes the value at run time. A kernel computes a tensor
+live-ins or an `Origin`. By either, the host makes the value at run time. A kernel computes a tensor
 that has neither.
 """
 

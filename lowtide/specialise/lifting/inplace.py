@@ -58,7 +58,7 @@ _FILLS: Final = ("Tensor.zero_", "Tensor.fill_", "Tensor.copy_", "Tensor.fill_di
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """How a view was made: the record of its op, the operands, and the value of its base then."""
+    """The making of a view: the record of its op, the operands, and the value of its base then."""
 
     record: Any
     operands: tuple[Abs, ...]
