@@ -22,12 +22,17 @@ from lowtide.errors import BackendError
 from lowtide.runtime import abi
 
 
-@functools.cache
 def parallel_for_address() -> int:
     """Return the address of `torch_parallel_for`, 0 if this build of torch does not export it."""
+    return torch_function("torch_parallel_for")
+
+
+@functools.cache
+def torch_function(name: str) -> int:
+    """Return the address of a function of torch's libraries, 0 if this build does not export it."""
     for library in _torch_libraries():
         try:
-            function = library.torch_parallel_for
+            function = library[name]
         except AttributeError:
             continue
         return ctypes.cast(function, ctypes.c_void_p).value or 0

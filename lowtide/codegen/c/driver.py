@@ -8,17 +8,25 @@ run_k0(pack_k0(pool, threads, k0_work.address, x.data_ptr(), t3.data_ptr(), N, M
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from lowtide.codegen.host.program import HostProgram, Launch, Over, Take, Tensor
-from lowtide.codegen.host.python import Dialect, name_of, python_tuple, whole_name
-from lowtide.runtime import arena, launch, ownership
+from lowtide.codegen.host.python import (
+    Dialect,
+    name_of,
+    product_text,
+    python_tuple,
+    whole_name,
+)
+from lowtide.ir.dtypes import DType
+from lowtide.runtime import arena, blas, launch, ownership
 from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.runtime.steps import run_steps
 from lowtide.texpr.index import Index
+from lowtide.tile.matmul import Matmul
 
 _SMALL_BYTES: Final = 4096
 _small_scratch = arena.SmallScratch()
@@ -56,6 +64,24 @@ class HostDialect(Dialect):
         slots = ", ".join(["pool", "threads", address, *pointers, *launch.sizes, *launch.numbers])
         return f"run_{name}(pack_{name}({slots}))"
 
+    def product(self, m: Matmul, dtypes: Mapping[str, DType]) -> str:
+        """Return the call of BLAS, and that of PyTorch for what BLAS refuses."""
+        by_torch, dtype = product_text(m), dtypes[m.result.source]
+        if m.bias is not None or dtype.name not in blas.DTYPES:
+            return by_torch
+        parts, rank = (m.left, m.right, m.result), len(m.left.sizes) - 2
+        numbers = [m.left.sizes[-2], m.right.sizes[-1], m.left.sizes[-1]]
+        numbers += [step for x in parts for step in x.strides[-2:]]
+        slots = [f"product_{dtype.name}.one", f"product_{dtype.name}.batch"]
+        for x in parts:
+            offset = f" + {x.offset * dtype.itemsize}" if x.offset.const != 0 else ""
+            slots.append(f"{name_of(x.source)}.data_ptr(){offset}")
+        slots += [*map(str, numbers), str(rank)]
+        for d in range(rank):
+            slots += [str(m.left.sizes[d]), *(str(x.strides[d]) for x in parts)]
+        packed = f"pack_product_{rank}({', '.join(slots)})"
+        return f"product_{dtype.name}.run({packed}) and {by_torch}"
+
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
         address = f"{work}.address" if work else "0"
         return (
@@ -81,6 +107,10 @@ class HostDialect(Dialect):
             "run_steps": run_steps,
         }
         for statement in program.body:
+            if isinstance(statement, Matmul):
+                rank = len(statement.left.sizes) - 2
+                scope[f"pack_product_{rank}"] = blas.packer(rank)
+                scope |= {f"product_{name}": blas.blas(name) for name in blas.DTYPES}
             if isinstance(statement, Take) and (shape := small_shape(statement.tensor)) is not None:
                 made = torch.empty(shape, dtype=statement.tensor.dtype.torch, device="cpu")
                 scope[f"like_{name_of(statement.name)}"] = made

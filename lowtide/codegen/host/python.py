@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import keyword
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -42,6 +42,7 @@ from lowtide.codegen.host.program import (
     names_in,
     reads,
 )
+from lowtide.ir.dtypes import DType
 from lowtide.runtime.steps import Launch as StepLaunch
 from lowtide.runtime.steps import Moving, Slot, Steps, behind
 from lowtide.texpr.index import Index
@@ -78,6 +79,10 @@ class Dialect(ABC):
     @abstractmethod
     def launch(self, launch: Launch, name: str, work: str) -> str:
         """Return the lines that launch a kernel."""
+
+    def product(self, m: Matmul, dtypes: Mapping[str, DType]) -> str:
+        """Return the line that computes a product by PyTorch's library. `dtypes`: of tensors."""
+        return product_text(m)
 
     @abstractmethod
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
@@ -166,6 +171,7 @@ class _Printer:
         self.loops: list[Loop] = []
         self.sizes = dict.fromkeys(program.sizes)  # defined so far
         self.in_loops = {n for s in program.body if isinstance(s, Loop) for n in reads(s)}
+        self.dtypes = {n: x.dtype for n, x in program.inputs.items()}
 
     def text(self) -> str:
         lines = ["def run(tensors, sizes, numbers):"]
@@ -184,6 +190,8 @@ class _Printer:
         return "\n".join([*lines, f"    return [{results}]"]) + "\n"
 
     def statement(self, statement: Statement) -> Iterator[str]:
+        if isinstance(statement, Take | Over | View):
+            self.dtypes[statement.name] = statement.tensor.dtype
         match statement:
             case Size(name=name, index=index):
                 self.sizes[name] = None
@@ -206,7 +214,7 @@ class _Printer:
             case Launch():
                 yield from self.launch(statement)
             case Matmul():
-                yield _product(statement)
+                yield self.dialect.product(statement, self.dtypes)
             case Loop():
                 yield from self.outer_loop(statement)
             case Free(names=names):
@@ -303,11 +311,12 @@ def choice_lines(name: str, m: Matmul, launch: str) -> list[str]:
         f"    {launch}",
         "else:",
         f"    choice_{name}.run({sizes}, {device}, lambda: {launch},",
-        f"        lambda: {_product(m)})",
+        f"        lambda: {product_text(m)})",
     ]
 
 
-def _product(m: Matmul) -> str:
+def product_text(m: Matmul) -> str:
+    """Return the call of PyTorch for a product."""
     left, right, *bias = (
         _strided(x, f" + {name_of(x.source)}.storage_offset()") for x in m.operands
     )
