@@ -17,6 +17,15 @@ The bias stands in the first term.
     ->
     h[i, j]: bf16 = sum[k](f32(a[i, k]) * f32(w[k, j]) + (f32(b[j]) if k == 0 else 0))
 
+Operands that together are all of a larger value are read from that, by their strides. Heads of an
+attention are such parts of one layer's result; one kernel adds the bias, often in place.
+
+    left[b, h, i, c]  = t[b, i, 32*h + c] + bias[32*h + c]
+    right[b, h, j, c] = t[b, j, 32*h + c + 256] + bias[32*h + c + 256]
+    ->
+    whole[b, i, l] = t[b, i, l] + bias[l]
+    left: whole[b, i, 32*h + c]    right: whole[b, j, 32*h + c + 256]
+
 Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and outputs
 together (a hidden layer: twice as large). The terms are the same; the library chooses the order of
 the sum.
@@ -33,7 +42,7 @@ from lowtide.ir.dtypes import HALVES, DType, boolean, f32, i64
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices, over_numbers
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Program, Reduce, Rewriter
-from lowtide.texpr.index import Axis, as_index, row_major
+from lowtide.texpr.index import Axis, Index, as_index, row_major, the_axis
 from lowtide.texpr.places import address, merged, stride_along
 from lowtide.texpr.sizes import elements, elements_stored, likely, points
 
@@ -201,6 +210,50 @@ def _is_load(node: Expr, name: str) -> bool:
     return isinstance(node, Load) and node.source == name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """`expr`: the value over `axes`. `index`: where the operand is in it."""
+
+    axes: tuple[Axis, ...]
+    expr: Expr
+    index: tuple[Index, ...]
+
+    @property
+    def key(self) -> Expr:
+        """The value over numbered axes: equal for equal values."""
+        return over_numbers(self.expr, self.axes)
+
+
+def whole_of(side: Expr, shape_of: Callable[[str], Sequence[Index]]) -> Whole | None:
+    """Return the value of which an operand is a part, changed element by element; None if there is
+    none. `shape_of`: of what it loads."""
+    large = [load for load in dict.fromkeys(ex.loads(side)) if load.free == side.free]
+    if isinstance(side, Load) or len(large) != 1:
+        return None
+    (load,) = large
+    shape = shape_of(load.source)
+    axes = tuple(Axis(f"w{k}", extent) for k, extent in enumerate(shape))
+    own = {i: a for i, a in zip(load.index, axes, strict=True) if a.extent.const != 1}
+    if all(the_axis(i) for i in own) or any(i.const is not None for i in own):
+        return None
+    fits = True
+
+    def visit(node: Expr) -> Expr | None:
+        nonlocal fits
+        if not isinstance(node, Load):
+            return None
+        for i, extent in zip(node.index, shape_of(node.source), strict=True):
+            fits &= i not in own or own[i].extent is extent
+        index = [as_index(own[i]) if i in own else i for i in node.index]
+        return ex.load(node.source, index, node.dtype)
+
+    expr = Rewriter(visit)(side)
+    if not fits or not expr.free <= {*axes}:
+        return None
+    is_same = at_indices(expr, dict(zip(axes, load.index, strict=True))) is side
+    return Whole(axes=axes, expr=expr, index=load.index) if is_same else None
+
+
 class _Work:
     def __init__(
         self, program: Program, hints: Mapping[str, int], is_librarys: Callable[[Product], bool]
@@ -219,6 +272,7 @@ class _Work:
                 self.readers.setdefault(source, []).append(d.expr)
         self.halves: dict[str, DType] = {}  # products that are rounded now
         self.made: set[str] = set()  # definitions so far
+        self.parts = self.elements_of_parts()
 
     def apart(self, d: Def) -> list[Def]:
         """Return the definition, preceded by its operands."""
@@ -234,25 +288,19 @@ class _Work:
         operands = [self.operand(d, x, n, both) for x, n in ((left, "left"), (right, "right"))]
         if bias is not None:
             operands.append(self.operand(d, bias, "bias", {*d.axes}))
-        product = Product(
-            dtype=dtype.name,
-            batch=self.count(a for a in d.axes if a in left.free and a in right.free),
-            rows=self.count(a for a in d.axes if a in left.free and a not in right.free),
-            columns=self.count(a for a in d.axes if a in right.free and a not in left.free),
-            terms=self.count(_reduced(d)),
-            extra_bytes=sum(
-                elements(made.shape, self.hints) * made.dtype.itemsize
-                for made, _ in operands
-                if made is not None
-            ),
+        extra_bytes = sum(
+            elements(made.shape, self.hints) * made.dtype.itemsize
+            for made, _ in operands
+            if made is not None
         )
+        product = self.product(d, left, right, dtype, extra_bytes)
         self.products[d.name] = product
+        made = [x for x, _ in operands if x is not None]
         if not self.is_librarys(product):
+            for x in made:
+                del self.stored[over_numbers(x.expr, x.axes)]
             return [d]
         self.names.append(d.name)
-        made = [x for x, _ in operands if x is not None]
-        for x in made:
-            self.stored[over_numbers(x.expr, x.axes)] = x.name
         if half is not None:
             self.halves[d.name] = half
         x, y, *rest = (ex.cast(load, d.dtype) for _, load in operands)
@@ -261,6 +309,35 @@ class _Work:
             body = ex.apply("add", (body, in_first_term(z, _reduced(d))), d.dtype)
         total = ex.reduce("sum", list(_reduced(d)), body, dtype)
         return [*made, dataclasses.replace(d, expr=total)]
+
+    def product(self, d: Def, left: Expr, right: Expr, dtype: DType, extra_bytes: int) -> Product:
+        """Return the sizes of a product."""
+        return Product(
+            dtype=dtype.name,
+            batch=self.count(a for a in d.axes if a in left.free and a in right.free),
+            rows=self.count(a for a in d.axes if a in left.free and a not in right.free),
+            columns=self.count(a for a in d.axes if a in right.free and a not in left.free),
+            terms=self.count(_reduced(d)),
+            extra_bytes=extra_bytes,
+        )
+
+    def elements_of_parts(self) -> Mapping[Expr, int]:
+        """Return for each value, see `whole_of`, the elements of those operands of the
+        library's products that are parts of it."""
+        found: dict[Expr, int] = {}
+        for d in self.program.defs.values():
+            sides = self.sides(d)
+            if sides is None or not self.is_librarys(self.product(d, *sides, d.dtype, 0)):
+                continue
+            for side in dict.fromkeys(sides):
+                whole = whole_of(side, self.shape)
+                if whole is not None:
+                    found[whole.key] = found.get(whole.key, 0) + self.count(side.free)
+        return found
+
+    def shape(self, name: str) -> Sequence[Index]:
+        """Return the shape of an input or a definition."""
+        return (self.program.inputs.get(name) or self.program.defs[name]).shape
 
     def half(self, d: Def, left: Expr, right: Expr) -> tuple[DType | None, Expr | None]:
         """Return the 16-bit dtype of a product that may be rounded, and the bias that is added;
@@ -340,6 +417,13 @@ class _Work:
         terms = [a for a in _reduced(d) if a in side.free]
         if isinstance(side, Load) and self.is_matrices(side, outer, rows, terms):
             return None, side
+        label = f"{d.name}_{name}"
+        whole = whole_of(side, self.shape)
+        if whole is not None and self.is_covered(whole):
+            at = ex.load(self.stored.get(whole.key, label), whole.index, side.dtype)
+            if self.is_matrices(at, outer, rows, terms, row_major([a.extent for a in whole.axes])):
+                is_new = at.source == label
+                return self.definition(d, label, whole.axes, whole.expr) if is_new else None, at
         order = max(
             ([*outer, *rows, *terms], [*outer, *terms, *rows]),
             key=lambda axes: sum(_runs_along(load, axes[-1]) for load in ex.loads(side)),
@@ -350,17 +434,27 @@ class _Work:
             return None, ex.load(known, at, side.dtype)
         fresh = [Axis(a.name, a.extent) for a in order]
         expr = at_indices(side, {a: as_index(b) for a, b in zip(order, fresh, strict=True)})
-        label = f"{d.name}_{name}"
-        made = Def(name=label, axes=tuple(fresh), expr=expr, loc=d.loc, op=d.op)
-        return made, ex.load(label, at, side.dtype)
+        return self.definition(d, label, fresh, expr), ex.load(label, at, side.dtype)
+
+    def definition(self, d: Def, label: str, axes: Sequence[Axis], expr: Expr) -> Def:
+        """Return the definition of a stored operand of `d`."""
+        self.stored[over_numbers(expr, axes)] = label
+        return Def(name=label, axes=tuple(axes), expr=expr, loc=d.loc, op=d.op)
+
+    def is_covered(self, whole: Whole) -> bool:
+        """Return whether operands are together all of a value that is no value of pairs."""
+        size = self.count(whole.axes)
+        return size <= min(self.parts.get(whole.key, 0), ROOM * self.held)
 
     def is_matrices(
-        self, load: Load, outer: Sequence[Axis], rows: Sequence[Axis], terms: Sequence[Axis]
-    ) -> bool:
+        self, load: Load, outer: Sequence[Axis], rows: Sequence[Axis], terms: Sequence[Axis],
+        strides: tuple[Index, ...] | None = None,
+    ) -> bool:  # fmt: skip
         """Return whether what is read has one step for each outer axis, one for all rows and one
-        for all terms, and one of the latter two is 1."""
-        found = self.program.inputs.get(load.source)
-        strides = found.strides if found else row_major(self.program.defs[load.source].shape)
+        for all terms, and one of the latter two is 1. `strides`: of a value that is made."""
+        if strides is None:
+            found = self.program.inputs.get(load.source)
+            strides = found.strides if found else row_major(self.program.defs[load.source].shape)
         place = address(load, {load.source: strides})
         steps = {a: stride_along(place, a) for a in (*outer, *rows, *terms)}
         known = {a: step for a, step in steps.items() if step is not None}

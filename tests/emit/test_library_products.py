@@ -19,7 +19,8 @@ from lowtide.diagnostics import faults
 from lowtide.errors import LowtideError
 from lowtide.runtime import facts, rates
 from lowtide.runtime.rates import Rates
-from lowtide.texpr.library import Product
+from lowtide.texpr.library import Product, whole_of
+from lowtide.texpr.parser import parse_program
 
 
 def feed_forward(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -92,6 +93,66 @@ def test_pairs_are_not_stored(by_library: None) -> None:
     stages: Any = lt.script(pairs).stages(torch.rand(900, 8), torch.rand(800, 8))
     (text,) = [t for name, t in stages if name == "host program"]
     assert "matmul(" not in text
+
+
+def of_one_layer(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """Attention whose queries, keys and values are thirds of one layer's result."""
+    b, n, _ = x.shape
+    q, k, v = (x @ w + bias).view(b, n, 3, 4, -1).permute(2, 0, 3, 1, 4)
+    return torch.softmax(q @ k.transpose(-2, -1) / 6, -1) @ v
+
+
+def of_two_thirds(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    b, n, _ = x.shape
+    q, k, _ = (x @ w + bias).view(b, n, 3, 4, -1).permute(2, 0, 3, 1, 4)
+    return q @ k.transpose(-2, -1)
+
+
+@pytest.mark.parametrize(("fn", "is_whole"), [(of_one_layer, True), (of_two_thirds, False)])
+def test_operands_that_are_parts_of_one_value(
+    fn: Callable[..., Tensor], is_whole: bool, by_library: None
+) -> None:
+    """They are read in place: one kernel adds the bias to all of it, and none copies heads."""
+    torch.manual_seed(0)
+    sizes = ((4, 32, 32), (32, 384), (384,))
+    given = [(torch.randn(s) / 4).requires_grad_() for s in sizes]
+    found = lt.script(fn)(*given)
+    got = torch.autograd.grad(found.sin().sum(), given)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    want = torch.autograd.grad(fn(*wide).sin().sum(), wide)
+    for a, b in zip([found, *got], [fn(*wide), *want], strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+    stages: Any = lt.script(fn).stages(*(x.detach() for x in given))
+    (text,) = [t for name, t in stages if name == "host program"]
+    assert ("[(4, 4, 32, 32), (12288, 32, 384, 1), 0]" in text) == is_whole
+
+
+PART = """\
+input t: f32[4, 32, 384] strides (12288, 384, 1)
+input x: f32[{of_x}] strides ({steps})
+y[b:4, h:4, i:32, c:32]: f32 = add(t[b, i, 32*h + c + 128], {x})
+output y
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_x", "steps", "x", "is_part"),
+    [
+        ("384", "1", "x[32*h + c + 128]", True),
+        ("256", "1", "x[32*h + c + 128]", False),  # the last third has no bias
+        ("4, 32", "32, 1", "x[h, c]", False),
+        ("384", "1", "x[32*h + c]", False),
+        ("4, 32, 384", "12288, 384, 1", "x[b, i, 32*h + c]", False),
+    ],
+)
+def test_the_value_of_which_an_operand_is_a_part(
+    of_x: str, steps: str, x: str, is_part: bool
+) -> None:
+    program = parse_program(PART.format(of_x=of_x, steps=steps, x=x))
+    found = whole_of(program.defs["y"].expr, lambda name: program.inputs[name].shape)
+    assert (found is not None) == is_part
+    if found is not None:
+        assert [a.extent.const for a in found.axes] == [4, 32, 384]
 
 
 def product(rows: int, columns: int, terms: int, extra_bytes: int = 0) -> Product:
