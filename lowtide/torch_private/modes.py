@@ -48,6 +48,10 @@ _is_wrapped: Final[Any] = getattr(_functorch, "is_functorch_wrapped_tensor", _ne
 any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 # (owner, names) of what no mode is asked about; the names of functorch's are those that Dynamo does
 # not look into, if there are such.
+# How precise float32 is, by backend and kind of op: "none" is the default.
+precision_of: Final[Callable[[str, str], str]] = getattr(
+    _C, "_get_fp32_precision_getter", lambda backend, kind: "none"
+)
 _GRAD_UNWRAPPER: Final = "_unwrap_for_grad_impl"
 UNWRAPPERS: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (getattr(torch.nested, "_nested", None), ("nested_tensor",)),

@@ -19,6 +19,7 @@ from lowtide.torch_private.modes import (
     function_modes,
     function_modes_on,
     is_recording,
+    precision_of,
     transform,
 )
 from lowtide.torch_private.tensors import has_storage
@@ -49,6 +50,12 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     """Return the lower dtype of autocast on such devices; None where it is off."""
     on = autocast_on() and torch.is_autocast_enabled(device_type)
     return torch.get_autocast_dtype(device_type) if on else None
+
+
+def may_round_operands() -> bool:
+    """Return whether the user lets the CPU's products of float32 round their operands, as by
+    `torch.set_float32_matmul_precision("medium")`."""
+    return precision_of("mkldnn", "matmul") in ("bf16", "tf32")
 
 
 def may_add(machine: str) -> bool:

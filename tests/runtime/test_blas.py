@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 import torch
 from torch import Tensor
 
+import lowtide as lt
+from lowtide import config
 from lowtide.runtime import blas
 
 SIZES = (1, 2, 7, 33, 64)
@@ -73,3 +76,25 @@ def test_without_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blas.launch, "torch_function", lambda name: 0)
     assert run("f32", torch.ones(2, 2), torch.ones(2, 2), torch.zeros(2, 2)) == 1
     blas.blas.cache_clear()
+
+
+def layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x + 1) @ w
+
+
+def test_a_lower_precision_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[bytes]()
+    known = blas.blas("f32")
+    seen = dataclasses.replace(known, run=lambda slots: calls.append(slots) or known.run(slots))
+    monkeypatch.setattr(blas, "blas", lambda dtype: seen)
+    with config.override(products="library"):
+        f = lt.script(layer)
+        x, w = torch.rand(300, 200), torch.rand(200, 100)
+        f(x, w)
+        assert len(calls) == 1
+        torch.set_float32_matmul_precision("medium")
+        try:
+            f(x, w)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert len(calls) == 1

@@ -27,6 +27,7 @@ from lowtide.runtime.arena import SMALL_SCRATCH_BYTES
 from lowtide.runtime.steps import run_steps
 from lowtide.texpr.index import Index
 from lowtide.tile.matmul import Matmul
+from lowtide.torch_private import torch_state
 
 _SMALL_BYTES: Final = 4096
 _small_scratch = arena.SmallScratch()
@@ -80,7 +81,10 @@ class HostDialect(Dialect):
         for d in range(rank):
             slots += [str(m.left.sizes[d]), *(str(x.strides[d]) for x in parts)]
         packed = f"pack_product_{rank}({', '.join(slots)})"
-        return f"product_{dtype.name}.run({packed}) and {by_torch}"
+        refused = f"product_{dtype.name}.run({packed})"
+        if dtype.name == "f32":
+            refused = f"(may_round_operands() or {refused})"
+        return f"{refused} and {by_torch}"
 
     def step(self, launch: Launch, name: str, work: str, slots: str, sizes: str) -> str:
         address = f"{work}.address" if work else "0"
@@ -108,6 +112,7 @@ class HostDialect(Dialect):
         }
         for statement in program.body:
             if isinstance(statement, Matmul):
+                scope["may_round_operands"] = torch_state.may_round_operands
                 rank = len(statement.left.sizes) - 2
                 scope[f"pack_product_{rank}"] = blas.packer(rank)
                 scope |= {f"product_{name}": blas.blas(name) for name in blas.DTYPES}
