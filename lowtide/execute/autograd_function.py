@@ -385,10 +385,10 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """Finds a gradient that is more than a result of the kernels, for instance a permuted one or
-    one with scatters. `output`: the dense result, -1 if there is none. `is_last`: no other
-    gradient is made of it. `order`: the order of dims in which it is stored. `parts`: (index,
-    values) of each scatter. `place`: of the live-in whose gradient it is."""
+    """Finds a gradient that is more than a result of the kernels, such as one with scatters.
+    `output`: the dense result, -1 if there is none. `is_last`: no other gradient is made of it.
+    `order`: of its dims in memory. `parts`: (index, values) of each scatter. `place`: of the
+    live-in whose gradient it is."""
 
     output: int
     is_last: bool
