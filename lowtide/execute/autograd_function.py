@@ -374,9 +374,9 @@ hide_with_callees(Region.backward)  # a function that Dynamo has compiled may ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """The compiled way to the gradients for one combination of wanted gradients, cotangents and
-    saved values. `picked`: the kernels' inputs, by position among saved tensors, cotangents and
-    aliases. `gradients`: for each of the wanted inputs, the place of its gradient."""
+    """The compiled gradients for one combination of wanted ones, cotangents and saved values.
+    `picked`: the kernels' inputs, by position among saved tensors, cotangents and aliases.
+    `gradients`: for each of the wanted inputs, the place of its gradient."""
 
     made: Pass
     picked: tuple[int, ...]
@@ -386,9 +386,8 @@ class _Way:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
     """Finds a gradient that is more than a result of the kernels, such as one with scatters.
-    `output`: the dense result, -1 if there is none. `is_last`: no other gradient is made of it.
-    `order`: of its dims in memory. `parts`: (index, values) of each scatter. `place`: of the
-    live-in whose gradient it is."""
+    `output`: the dense result, or -1. `is_last`: no other gradient is made of it. `order`: of its
+    dims in memory. `parts`: (index, values) of each scatter. `place`: of the live-in."""
 
     output: int
     is_last: bool
