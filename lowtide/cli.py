@@ -1,6 +1,7 @@
 """The command line: reads arguments and calls; everything else is imported when it is needed.
 
     lowtide demo --quick          lowtide doctor            lowtide cache stats
+    lowtide try pkg.mod:fn --shape 1000x4,500x4
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide reduce pkg.mod:fn --shape 1000x4,500x4
@@ -70,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", nargs="?", choices=["stats", "clear", "path"], default="stats")
     cache.set_defaults(run=_cache)
 
+    tried = commands.add_parser(
+        "try", help="eager PyTorch against Lowtide on your own function: time, peak, results"
+    )
+    _add_target(tried)
+    tried.add_argument("--backward", action="store_true", help="a step of training, sums as loss")
+    tried.set_defaults(run=_try)
+
     explain = commands.add_parser(
         "explain", help="how a function or module is compiled for given shapes"
     )
@@ -126,7 +134,7 @@ def _add_target(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--shape",
-        required=True,
+        default="",
         help="one shape for each tensor, e.g. 1000x4,500x4; `scalar` has no axes",
     )
     command.add_argument(
@@ -195,6 +203,17 @@ def _cache(options: argparse.Namespace) -> int:
     verb = "removed " if options.action == "clear" else ""
     print(f"{verb}{size.entries} kernels, {format_bytes(size.entry_bytes)}, in {cache.path()}")
     return 0
+
+
+def _try(options: argparse.Namespace) -> int:
+    from lowtide.tools.try_command import try_target
+
+    def ask() -> int:
+        found = try_target(options.target, options.shape, options.dtype, options.backward)
+        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        return 0 if found.works else 1
+
+    return _reported("try", ask)
 
 
 def _explain(options: argparse.Namespace) -> int:

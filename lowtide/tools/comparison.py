@@ -15,6 +15,7 @@ raises shows the error.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import (
     Timing,
     measure_peak,
@@ -150,7 +152,12 @@ def compare(
 
 def describe_error(fault: BaseException) -> str:
     """Return the class of an exception and the first line of its message, or two if the first ends
-    in `:`."""
+    in `:`; of a failed allocation, how much it was."""
+    if is_out_of_memory(fault):
+        wanted = re.search(r"allocate (\d+) bytes", str(fault))
+        return (
+            f"out of memory: {format_bytes(int(wanted[1]))} at once" if wanted else "out of memory"
+        )
     lines = [line.strip() for line in str(fault).splitlines() if line.strip()]
     said = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return f"{type(fault).__name__}: {said}" if said else type(fault).__name__

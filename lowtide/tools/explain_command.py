@@ -12,11 +12,15 @@ compiled function's `explain()` or `memory()` for meta tensors of these shapes. 
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
+import inspect
 import os
+import pkgutil
 import sys
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from types import MethodType
 from typing import Any
 
@@ -53,14 +57,25 @@ def predict(target: str, shapes: str, dtypes: str, backward: bool = False) -> An
 def _ask(target: str, shapes: str, dtypes: str) -> tuple[Any, tuple[torch.Tensor, ...]]:
     compiled = scripted(target, resolve(target))
     args = make_arguments(shapes, dtypes)
-    bind = getattr(compiled, "bind", None)
+    check_call(target, compiled, args)
+    return compiled, args
+
+
+def check_call(target: str, called: Any, args: Sequence[torch.Tensor]) -> None:
+    """Raise ArgumentFault if the target does not take so many arguments."""
+    function = called.forward if isinstance(called, torch.nn.Module) else called
     try:
-        if bind is not None:
-            bind(args, {})
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args)
     except TypeError as fault:
         tensors = f"--shape gives {len(args)} tensor{'s' * (len(args) != 1)}"
-        raise ArgumentFault(f"{fault}; {tensors}") from fault
-    return compiled, args
+        raise ArgumentFault(
+            f"{fault}: {target} takes {signature}; {tensors}. Write one shape for each tensor: "
+            "--shape 1000x4,500x4"
+        ) from fault
 
 
 def scripted(target: str, found: Any) -> Any:
@@ -117,9 +132,17 @@ def _imported(module_name: str) -> Any:
             raise ArgumentFault(
                 f"{module_name} imports {fault.name!r}, which was not found"
             ) from fault
+        names = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
         raise ArgumentFault(
-            f"module {fault.name!r} was not found; run it from the folder that holds it"
+            f"module {fault.name!r} was not found in {os.getcwd()}, nor among the installed ones"
+            f"{_near(fault.name, names)}; run it from the folder that holds it"
         ) from fault
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    """Return the nearest of the names as a question, "" if none is near."""
+    found = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _described(fault: BaseException) -> str:
@@ -159,7 +182,7 @@ def _looked_up(node: ast.expr, module_name: str, module: Any) -> Any:
     else:
         raise ArgumentFault(f"{ast.unparse(node)!r} is not a name; write a function or a module")
     if not hasattr(owner, name):
-        raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}")
+        raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}{_near(name, dir(owner))}")
     return getattr(owner, name)
 
 
@@ -180,15 +203,29 @@ def _called(call: ast.Call | None, module_name: str, found: Any) -> Any:
 
 def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:
     """Return meta tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
-    sizes = [parse_shape(text) for text in shapes.split(",")]
+    sizes = [parse_shape(text) for text in shapes.split(",")] if shapes else []
     kinds = [parse_dtype(text) for text in dtypes.split(",")]
     if len(kinds) == 1:
-        kinds *= len(sizes)
+        kinds *= len(sizes)  # none, if there is no shape
     if len(kinds) != len(sizes):
         raise ArgumentFault(
             f"{len(sizes)} shapes and {len(kinds)} dtypes; give one dtype, or one for each shape"
         )
     return tuple(_tensor(size, kind) for size, kind in zip(sizes, kinds, strict=True))
+
+
+def filled(like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of this shape and dtype with random numbers in [0, 1), or integers 0. Raises
+    ArgumentFault if there is no memory for it."""
+    try:
+        if like.dtype == torch.bool:
+            return torch.rand(like.shape) < 0.5
+        if like.is_floating_point() or like.is_complex():
+            return torch.rand(like.shape, dtype=like.dtype)
+        return torch.zeros(like.shape, dtype=like.dtype)
+    except (RuntimeError, MemoryError) as fault:
+        shape = "x".join(map(str, like.shape))
+        raise ArgumentFault(f"there is no memory for an argument of shape {shape}") from fault
 
 
 def _tensor(size: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from lowtide.c_library.export import Export, export_c
 from lowtide.deploy.load import load
-from lowtide.tools.explain_command import ArgumentFault, make_arguments, resolve, scripted
+from lowtide.tools.explain_command import ArgumentFault, filled, make_arguments, resolve, scripted
 
 
 def export(
@@ -26,16 +26,10 @@ def export(
     if compiled is None:
         compiled = scripted(target, resolve(target))
     torch.manual_seed(0)
-    args = tuple(map(_filled, make_arguments(shapes, dtypes)))
+    args = tuple(map(filled, make_arguments(shapes, dtypes)))
     return export_c(compiled, directory, args, name=name, weights=weights)
 
 
 def _of_file(path: str) -> Any:
     found: Any = load(path)
     return found.eval() if isinstance(found, torch.nn.Module) else found
-
-
-def _filled(like: torch.Tensor) -> torch.Tensor:
-    if like.is_floating_point():
-        return torch.rand(like.shape, dtype=like.dtype)
-    return torch.zeros(like.shape, dtype=like.dtype)

@@ -208,7 +208,7 @@ def test_methods(name: str, users: str, capsys: pytest.CaptureFixture[str]) -> N
         ("Sized(net)", "must be literals"),
         ("Plain", "is a class"),
         ("__name__", "of type str"),
-        ("powers", "missing 1 required positional argument: 'n'; --shape gives 1 tensor"),
+        ("powers", "takes (x, n: int); --shape gives 1 tensor"),
     ],
 )
 def test_what_cannot_be_explained(
