@@ -6,5 +6,5 @@
     worker     one measurement in a process of its own: peak memory, first call, import time
     measure    all measurements of one program, as a record
     overhead   microseconds a call, import time
-    report     records to Markdown and into the README
+    report     records to Markdown and into pages
 """

@@ -24,7 +24,7 @@ from benchmarks.report import (
     how_lines,
     overhead_lines,
     summary_table,
-    update_readme,
+    update_page,
 )
 from benchmarks.variants import HOW
 from lowtide.tools.machine import this_machine
@@ -65,7 +65,7 @@ def main() -> int:
     kind = "quick" if effort.is_quick else ""
     print(f"\nwritten: {write_results(machine, report, kind, options.output)}")
     if options.update_readme:
-        update_readme(f"{table}\n\n{footer}", PROGRAMS_BLOCK)
+        update_page(f"{table}\n\n{footer}", PROGRAMS_BLOCK)
     ours = [found for result in results for found in result.variants if found.name == "lowtide"]
     return 1 if any(found.agrees is False for found in ours) else 0
 

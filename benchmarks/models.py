@@ -5,8 +5,8 @@
     python -m benchmarks.models --ways script       `lt.script` in the place of `lt.compile`
     python -m benchmarks.models --no-inductor       minutes less
     python -m benchmarks.models --bfloat16          under torch.autocast; writes …-models-bfloat16
-    python -m benchmarks.models --into-readme a.json b.json
-                                                    the README's table, of results measured before
+    python -m benchmarks.models --into-pages a.json b.json
+                                                    earlier results into README, docs/measured.md
 
 First calls find what is on disk: `LOWTIDE_CACHE_DIR=$(mktemp -d)` shows those of a new machine.
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 import lowtide as lt
 from benchmarks.files import write_results
 from benchmarks.model_zoo import MODELS, Model
-from benchmarks.report import MODELS_BLOCK, models_table, update_readme
+from benchmarks.report import MEASURED, MODELS_BLOCK, models_summary, models_table, update_page
 from lowtide.memory.measure import measure_peak
 from lowtide.tools.machine import this_machine
 
@@ -132,15 +132,17 @@ def geomean(rows: dict[str, Row], kind: str, against: str) -> float | None:
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
 
 
-def write_into_readme(files: list[Path]) -> None:
-    """Writes the README's table of models from files that `main` wrote."""
+def write_into_pages(files: list[Path]) -> None:
+    """Writes the tables of models from files that `main` wrote: a summary into the README, all rows
+    into docs/measured.md."""
     reports = [json.loads(file.read_text()) for file in files]
     measured = "; ".join(f"{found['machine']['cpu']}: {found['date']}" for found in reports)
     how = (
         "How many times faster Lowtide (`lt.compile`) is: least of 9 calls in turns, one thread, "
         f"processor time, float32; below 1 it is slower. Measured on {measured}."
     )
-    update_readme(f"{models_table(reports)}\n\n{how}", MODELS_BLOCK)
+    update_page(f"{models_summary(reports)}\n\n{how}", MODELS_BLOCK)
+    update_page(f"{models_table(reports)}\n\n{how}", MODELS_BLOCK, MEASURED)
 
 
 def main() -> None:
@@ -155,10 +157,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--into-readme", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--into-pages", nargs="+", type=Path, metavar="FILE")
     options = parser.parse_args()
-    if options.into_readme:
-        write_into_readme(options.into_readme)
+    if options.into_pages:
+        write_into_pages(options.into_pages)
         return
     unknown = [name for name in options.names if name not in MODELS]
     if unknown:

@@ -1,6 +1,6 @@
-"""Results as Markdown, and into the README.
+"""Results as Markdown, and into pages.
 
-In: `ProgramResult`s. Out: tables; `update_readme` replaces what stands between two marker comments.
+In: `ProgramResult`s. Out: tables; `update_page` replaces what stands between two marker comments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from lowtide.tables import format_bytes, format_ms, markdown_table
 from lowtide.tools.machine import Machine
 
 README = Path(__file__).parent.parent / "README.md"
+MEASURED = README.parent / "docs" / "measured.md"  # all rows of whole models
 # What stands between `<!-- BLOCK: begin -->` and `<!-- BLOCK: end -->` is written by a command.
 PROGRAMS_BLOCK, MODELS_BLOCK = "benchmarks", "models"
 
@@ -41,20 +42,21 @@ def full_table(result: ProgramResult) -> str:
 
 def summary_table(results: list[ProgramResult]) -> str:
     """The README's table: a row a program, time and memory beyond inputs and outputs a variant."""
-    headers = ["program", "eager", "torch.compile", "JAX", "PyTorch's own", "Lowtide", "speed-up"]
+    headers = ["program", "eager", "torch.compile", "JAX", "PyTorch's own", "Lowtide"]
+    headers.append("of the best other")
     rows: list[list[str]] = []
     for result in results:
         peer = result.variant(PEERS[result.name][0]) if result.name in PEERS else None
-        ours, theirs = result.variant(LOWTIDE), result.variant(COMPILE)
+        ours = result.variant(LOWTIDE)
         rows.append(
             [
                 _title(result),
                 _cell(result.variant(EAGER)),
-                _cell(theirs),
+                _cell(result.variant(COMPILE)),
                 _cell(result.variant(JAX)),
                 f"{peer.name} {_cell(peer)}" if peer else "",
                 _cell(ours),
-                _ratio(theirs, ours),
+                _best_ratio(result),
             ]
         )
     return markdown_table(headers, rows)
@@ -83,7 +85,7 @@ def how_lines(machine: Machine) -> str:
 
 
 def models_table(reports: list[dict[str, Any]]) -> str:
-    """The README's table of whole models: a row a model and kind, two columns a report.
+    """The table of whole models: a row a model and kind, two columns a report.
 
     Numbers are how many times faster Lowtide is. `reports`: what `benchmarks.models` wrote."""
     names = list(dict.fromkeys(name for report in reports for name in report["rows"]))
@@ -104,6 +106,27 @@ def models_table(reports: list[dict[str, Any]]) -> str:
     return markdown_table(headers, [list(row) for row in zip(labels, *columns, strict=True)])
 
 
+def models_summary(reports: list[dict[str, Any]]) -> str:
+    """The README's table of whole models: a row a report and kind, the worst model named."""
+    headers = ["whole models", "of eager", "the worst", "the best", "of Inductor"]
+    rows: list[list[str]] = []
+    for report in reports:
+        for kind in ("infer", "train"):
+            means = [report["geomeans"].get(f"{kind}, {way}") for way in ("eager", "inductor")]
+            found = {
+                name.partition(",")[0]: row["eager"]["ms"] / row["compile"]["ms"]
+                for name, row in report["rows"].items()
+                if name.endswith(kind) and "compile" in row
+            }
+            if not found:
+                continue
+            ends = [pick(found, key=lambda name: found[name]) for pick in (min, max)]
+            eager, inductor = (f"{mean:.2f}×" if mean else "" for mean in means)
+            named = [f"{found[name]:.2f}× ({name})" for name in ends]
+            rows.append([f"{report['machine']['cpu']}, {kind}", eager, *named, inductor])
+    return markdown_table(headers, rows)
+
+
 def _times(row: dict[str, dict[str, float]], against: str, key: str) -> str:
     """Theirs in ours for times, ours in theirs for peaks; empty where either is missing."""
     if against not in row or "compile" not in row:
@@ -113,19 +136,19 @@ def _times(row: dict[str, dict[str, float]], against: str, key: str) -> str:
 
 
 def block_marks(block: str) -> tuple[str, str]:
-    """The comments before and after what is written into a block of the README."""
+    """The comments before and after what is written into a block of a page."""
     return f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
 
 
-def update_readme(text: str, block: str, readme: Path = README) -> None:
-    """Replaces what is in a block of the README. Raises ValueError if its marks are missing."""
-    whole = readme.read_text()
+def update_page(text: str, block: str, page: Path = README) -> None:
+    """Replaces what is in a block of a page. Raises ValueError if its marks are missing."""
+    whole = page.read_text()
     begin, end = block_marks(block)
     if whole.count(begin) != 1 or whole.count(end) != 1:
-        raise ValueError(f"{readme.name} must hold {begin} and {end} once each")
+        raise ValueError(f"{page.name} must hold {begin} and {end} once each")
     before, rest = whole.split(begin)
     after = rest.split(end)[1]
-    readme.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}")
+    page.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}")
 
 
 def _title(result: ProgramResult) -> str:
@@ -141,7 +164,13 @@ def _cell(found: VariantResult | None) -> str:
     return f"{format_ms(found.min_ms)}, {format_bytes(found.extra_bytes)}{wrong}"
 
 
-def _ratio(theirs: VariantResult | None, ours: VariantResult | None) -> str:
-    if theirs is None or ours is None or not theirs.min_ms or not ours.min_ms:
+def _best_ratio(result: ProgramResult) -> str:
+    """How many times faster Lowtide is than the fastest other, and which that is."""
+    ours = result.variant(LOWTIDE)
+    others = [
+        v for v in result.variants if v.name != LOWTIDE and v.min_ms and v.agrees is not False
+    ]
+    if ours is None or not ours.min_ms or not others:
         return "-"
-    return f"{theirs.min_ms / ours.min_ms:.1f}×"
+    best = min(others, key=lambda v: v.min_ms or 0)
+    return f"{(best.min_ms or 0) / ours.min_ms:.1f}× of {best.name}"

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measure import Effort, ProgramResult, VariantResult, measure_program
-from benchmarks.report import block_marks, full_table, models_table, summary_table, update_readme
+from benchmarks.report import (
+    block_marks,
+    full_table,
+    models_summary,
+    models_table,
+    summary_table,
+    update_page,
+)
 from benchmarks.variants import EAGER, PEERS, make_variant, prepare, variant_names
 from lowtide.tools.difference import difference
 from lowtide.tools.programs import PROGRAMS
@@ -56,22 +63,22 @@ def sample() -> ProgramResult:
 def test_tables() -> None:
     assert summary_table([sample()]).splitlines()[-1] == (
         "| attention (H=8) | 100 ms, 1.95 KiB | 10.0 ms, - |  | sdpa failed | 2.00 ms, 0 B WRONG "
-        "| 5.0× |"
+        "| 5.0× of torch.compile |"
     )
     text = full_table(sample())
     assert "RuntimeError: no" in text
     assert "DIFFERS" in text
 
 
-def test_update_readme(tmp_path: Path) -> None:
+def test_update_page(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     begin, end = block_marks("models")
     readme.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    update_readme("new\n", "models", readme)
-    update_readme("newer", "models", readme)
+    update_page("new\n", "models", readme)
+    update_page("newer", "models", readme)
     assert readme.read_text() == f"before\n{begin}\nnewer\n{end}\nafter\n"
     with pytest.raises(ValueError, match="once each"):
-        update_readme("x", "benchmarks", readme)
+        update_page("x", "benchmarks", readme)
 
 
 def test_models_table() -> None:
@@ -88,3 +95,7 @@ def test_models_table() -> None:
     assert "A, infer | 1.50× | 0.50× | 0.50 |  |  |  |" in lines[2]
     assert "B, train |  |  |  | 1.50× |  | 0.50 |" in lines[3]
     assert "geometric mean, infer | 1.50× | 0.50× |" in lines[4]
+    assert models_summary([whole, part]).splitlines()[2:] == [
+        "| One, infer | 1.50× | 1.50× (A) | 1.50× (A) | 0.50× |",
+        "| Two, train |  | 1.50× (B) | 1.50× (B) |  |",
+    ]

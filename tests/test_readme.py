@@ -56,13 +56,19 @@ def test_torch_is_pinned_to_one_version_everywhere() -> None:
 
 
 def test_the_benchmark_markers_stand_once_each() -> None:
-    from benchmarks.report import MODELS_BLOCK, PROGRAMS_BLOCK, block_marks
+    from benchmarks.report import MEASURED, MODELS_BLOCK, PROGRAMS_BLOCK, block_marks
 
-    text = README.read_text()
-    for block in (PROGRAMS_BLOCK, MODELS_BLOCK):
+    for page, block in (
+        (README, PROGRAMS_BLOCK), (README, MODELS_BLOCK), (MEASURED, MODELS_BLOCK)
+    ):  # fmt: skip
+        text = page.read_text()
         begin, end = block_marks(block)
         assert text.count(begin) == text.count(end) == 1
         assert text.index(begin) < text.index(end)
+
+
+def test_the_readme_is_read_in_five_minutes() -> None:
+    assert len(README.read_text().splitlines()) <= 150
 
 
 def test_python_examples_of_the_readme_run(tmp_path: Path) -> None:
