@@ -21,6 +21,7 @@ from lowtide.execute.backend import Tiles
 from lowtide.execute.checkpoint import as_section
 from lowtide.execute.region import Region
 from lowtide.execute.reuse import owned
+from lowtide.ir import opdefs
 from lowtide.ir import types as t
 from lowtide.ir.aliases import Statistics, is_apart
 from lowtide.ir.core import Block, Op, Value, free_values, walk
@@ -31,6 +32,7 @@ from lowtide.specialise.layers import layer_starts
 from lowtide.specialise.region_boundaries import ends_region, is_item, static_reason
 
 Env = dict[Value, Any]
+Steps = Sequence[tuple[Callable[[Env], object], tuple[Value, ...]]]  # and values dead after each
 _GROW: Final = ("list.append", "list.extend")
 _ARITHMETIC: Final = ("py.add", "py.sub", "py.mul", "py.floordiv", "py.mod", "py.neg")
 _WORTH_A_CALL: Final = 4  # ops in a row
@@ -86,7 +88,8 @@ class BlockPlan:
         self._regions: dict[int, Region | None] = {}
         self.python: dict[int, tuple[PythonPart, int, tuple[Value, ...]] | None] = {}
         self._steps: dict[int, tuple[Step, tuple[Value, ...]]] = {}  # and values dead after it
-        self._straight: dict[tuple[int, int], list[Any] | None] = {}
+        self._straight: dict[tuple[int, int], Steps | None] = {}
+        self._until_region: dict[int, tuple[Steps, int]] = {}
         self._inner: dict[int, BlockPlan] = {}
         self.sections: dict[Op, Block] = {}  # of checkpoints, by their `with`
         self._apart: dict[Op, bool] = {}
@@ -109,7 +112,7 @@ class BlockPlan:
         end = pos
         while end < self.last and not self._ends(end, pos) and not self._parts(end, pos):
             end += 1
-        if not any(_is_work(op, self.numbers) for op in self.ops[pos:end]):
+        if not any(_is_work(op, self.numbers, self.is_repeated) for op in self.ops[pos:end]):
             return None
         stop = end + 1 if end == self.last else end
         used = free_values(self.ops[pos:stop])
@@ -226,6 +229,8 @@ class BlockPlan:
     def python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:
         """Return the ops from `pos` on as one Python function, the position after them, and what is
         dead there; None if that would not pay."""
+        if pos in self.python:
+            return self.python[pos]
         end = pos
         while end < self.last and (end == pos or self.region(end) is None):
             if not is_printable(self.ops[end], self.numbers):
@@ -253,20 +258,18 @@ class BlockPlan:
         return known
 
     @cached_property
-    def steps(self) -> Sequence[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+    def steps(self) -> Steps | None:
         """The functions that run the block, and what is dead after each; None if it has a region or
         control flow."""
         pos = 0
         while pos < self.last:
             if self.region(pos) is not None:
                 return None
-            part = self.python[pos] if pos in self.python else self.python_part(pos)
+            part = self.python_part(pos)
             pos = pos + 1 if part is None else part[1]
         return self.straight(0, self.last)
 
-    def straight(
-        self, start: int, stop: int
-    ) -> Sequence[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+    def straight(self, start: int, stop: int) -> Steps | None:
         """Return the functions that run ops [start, stop) outside of any region, and what is dead
         after each; None if there is control flow."""
         key = start, stop
@@ -274,12 +277,23 @@ class BlockPlan:
             self._straight[key] = self._functions(start, stop)
         return self._straight[key]
 
-    def _functions(
-        self, pos: int, stop: int
-    ) -> list[tuple[Callable[[Env], object], tuple[Value, ...]]] | None:
+    def until_region(self, pos: int) -> tuple[Steps, int]:
+        """Return the functions that run the ops from `pos` on, up to the next region or control
+        flow with tensors, and the position there."""
+        if pos not in self._until_region:
+            end = pos
+            while end < self.last and self.region(end) is None:
+                part = self.python_part(end)
+                if part is None and self.ops[end].blocks:
+                    break
+                end = end + 1 if part is None else part[1]
+            self._until_region[pos] = self._functions(pos, end) or (), end
+        return self._until_region[pos]
+
+    def _functions(self, pos: int, stop: int) -> Steps | None:
         found: list[tuple[Callable[[Env], object], tuple[Value, ...]]] = []
         while pos < stop:
-            part = self.python[pos] if pos in self.python else self.python_part(pos)
+            part = self.python_part(pos)
             if part is not None and part[1] <= stop:
                 found.append((part[0].run, part[2]))
                 pos = part[1]
@@ -300,10 +314,15 @@ def _is_counted(value: Value, constants: Container[Value]) -> bool:
     return value.type == t.INT and value not in constants
 
 
-def _is_work(op: Op, numbers: Container[Value]) -> bool:
+def _is_work(op: Op, numbers: Container[Value], is_repeated: bool) -> bool:
+    """Return whether a kernel may compute the op. In a loop of the driver, PyTorch makes views and
+    `x[indices]` sooner than a region of nothing else is found."""
     if op.blocks:
-        return any(_is_work(inner, numbers) for block in op.blocks for inner in block.ops)
+        within = is_repeated or op.name == "loop"
+        return any(_is_work(o, numbers, within) for block in op.blocks for o in block.ops)
     if op.name == "torch.getitem" and op.operands[0] in numbers:
+        return False
+    if opdefs.has_kind(op.name, ("size", "view") if is_repeated else ("size",)):
         return False
     if op.name == "call_torch":
         return may_bind(op)

@@ -24,7 +24,7 @@ from lowtide.codegen.host.python_part import plain_values
 from lowtide.diagnostics import stats
 from lowtide.execute import eager_threshold
 from lowtide.execute.backend import Tiles
-from lowtide.execute.block_plan import BlockPlan, Env
+from lowtide.execute.block_plan import BlockPlan, Env, Steps
 from lowtide.execute.demands import Demands
 from lowtide.execute.differences import attribute
 from lowtide.execute.executor import Executor
@@ -58,7 +58,9 @@ class KernelExecutor(Executor):
     def region(self, plan: BlockPlan, pos: int, env: Env) -> int | list[Any]:
         region = plan.region(pos)
         if region is None:
-            return pos
+            steps, stop = plan.until_region(pos)
+            _run_steps(steps, env)
+            return ~stop if steps else pos
         values = [env[v] for v in region.live_ins]
         known = region.eager_entry(values)
         if known is not None:
@@ -103,10 +105,7 @@ class KernelExecutor(Executor):
         steps = plan.straight(start, stop)
         if steps is None:
             return super().ops(plan, start, stop, env)
-        for step, dead in steps:
-            step(env)
-            for v in dead:
-                env.pop(v, None)
+        _run_steps(steps, env)
         return stop
 
     def advance(self, plan: BlockPlan, pos: int, stop: int, env: Env) -> int:
@@ -271,13 +270,17 @@ class Driver:
         steps = self.plan.steps
         if steps is None:
             return _EXECUTOR.block(self.plan, env)[0]
-        for step, dead in steps:
-            step(env)
-            for v in dead:
-                env.pop(v, None)
+        _run_steps(steps, env)
         if (found := self.plan.python.get(0)) is not None and found[1] == self.plan.last:
             self._python = found[0].caller(self.function.params, value)
         return env[value]
+
+
+def _run_steps(steps: Steps, env: Env) -> None:
+    for step, dead in steps:
+        step(env)
+        for v in dead:
+            env.pop(v, None)
 
 
 def _launch(region: Region, values: Sequence[Any]) -> tuple[Entry, tuple[Any, ...] | None]:

@@ -1,4 +1,4 @@
-"""Which of two results is nearer to the truth: both are compared with a run in float64.
+"""The errors of two results against a run in float64: the smaller one is nearer to the truth.
 
 In: a function, its arguments, its results in the user's dtypes. Out: the largest error of each, in
 the floating-point parts; None if the function does not run in float64. Indices are not judged:

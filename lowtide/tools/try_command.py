@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether Lowtide ran, and its result is as near to that of float64 as eager's."""
+        """True if Lowtide ran, and its result is as near to that of float64 as eager's."""
         row = self.comparison["lowtide"]
         return not row.error and (row.agrees is not False or self._is_rounding())
 

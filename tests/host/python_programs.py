@@ -52,6 +52,20 @@ def primes(n: int):
     return found
 
 
+def sieve(n: int):
+    left = [True] * n
+    i = 2
+    while i * i < n:
+        for j in range(i * i, n, i):
+            left[j] = False
+        i += 1
+    found = 0
+    for k in range(2, n):
+        if left[k]:
+            found += 1
+    return found
+
+
 def position(xs: list[int], k: int):
     for i, x in enumerate(xs):
         if x == k:
@@ -429,6 +443,7 @@ PROGRAMS = [
     (crc, [([],), ([1, 255, 7],)]),
     (collatz, [(1,), (27,)]),
     (fibonacci, [(0,), (1,), (90,)]),
+    (sieve, [(50,), (2,), (0,)]),
     (primes, [(2,), (3,), (60,)]),
     (position, [([], 1), ([4, 5, 6], 6), ([4, 5], 9)]),
     (counted, [("",), ("a bb a bb cc bb",)]),

@@ -167,6 +167,7 @@ HEADS = [
         ["u = n - i\n        if (u % 2) == 0:\n            u = u * 3\n        told ="],
     ),
     (python_programs.lists, ([3, 1, 2],), ["xs[1:]", "xs[::(-1)]"]),
+    (python_programs.sieve, (50,), ["for k in range(2, n):"]),
 ]
 
 

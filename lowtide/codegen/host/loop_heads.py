@@ -342,7 +342,8 @@ class LoopHeads(Expressions):
             if known == neutral and type(known) is int:
                 continue
             op = ops[len(done)]
-            if op.name != name or op.operands != [at, by] or self.uses.count[at] != 1:
+            is_by = op.operands[1:] == [by] or self._is_constant(op.operands[-1], known)
+            if op.name != name or op.operands[0] is not at or not is_by or self.uses.count[at] != 1:
                 done.clear()
                 return ""
             at = op.result
@@ -353,6 +354,10 @@ class LoopHeads(Expressions):
         if self.constants.get(step) == 1:
             texts = texts[1:2] if self.constants.get(start) == 0 else texts[:2]
         return f"for {name} in range({', '.join(map(bare, texts))}):"
+
+    def _is_constant(self, value: Value, known: object) -> bool:
+        found = self.constants.get(value)
+        return type(found) is int and type(known) is int and found == known
 
 
 def _first(block: Block) -> Op:
