@@ -358,10 +358,10 @@ class DryRun(Executor):
         self.ledger.mark(tensors_in(results))
         return results
 
-    def recalled(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+    def saved_product(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """See the base class."""
         self.ledger.at("saved product", op.loc)
-        results = super().recalled(plan, op, env, alive)
+        results = super().saved_product(plan, op, env, alive)
         self.ledger.mark(tensors_in(results))
         return results
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.cut import Form, Plain
-from lowtide.execute.saved_products import recalled
+from lowtide.execute.saved_products import saved_product
 from lowtide.execute.section import SECTION
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_op, with_block
@@ -76,7 +76,7 @@ class Bodies:
 
     first: Block
     again: Block
-    recalling: Block | None
+    with_saved: Block | None
     end: Value | None
 
 
@@ -140,7 +140,7 @@ class _Rewriter:
             self.bodies[key] = Bodies(
                 first=first,
                 again=first if again is ops else _block(again, run),
-                recalling=_recalling(again, run, products if end is None else (end,)),
+                with_saved=_with_saved(again, run, products if end is None else (end,)),
                 end=end,
             )
         return self.bodies[key]
@@ -196,13 +196,13 @@ def _block(ops: list[Op], run: Candidate, gives: Values = (), takes: Values = ()
     return Block(args, body)
 
 
-def _recalling(ops: list[Op], run: Candidate, products: Values) -> Block | None:
+def _with_saved(ops: list[Op], run: Candidate, products: Values) -> Block | None:
     """Return the block that takes the results of products as arguments."""
     if not products:
         return None
-    kept = {v: Value(v.name, v.type) for v in products}
-    again = [recalled(op, kept[v]) if (v := _only(op)) in kept else op for op in ops]
-    return _block(again, run, takes=tuple(kept.values()))
+    saved = {v: Value(v.name, v.type) for v in products}
+    again = [saved_product(op, saved[v]) if (v := _only(op)) in saved else op for op in ops]
+    return _block(again, run, takes=tuple(saved.values()))
 
 
 def _section(bodies: Bodies, row: Row, known: Known) -> Op:
@@ -226,8 +226,8 @@ def _section(bodies: Bodies, row: Row, known: Known) -> Op:
         blocks.append(bodies.again)
     if bodies.end is not None:
         how["end"] = run.outputs.index(bodies.end)
-    if bodies.recalling is not None:
-        blocks.append(bodies.recalling)
+    if bodies.with_saved is not None:
+        blocks.append(bodies.with_saved)
     if run.updated:
         how["updated"] = tuple(run.inputs.index(v) for v in run.updated)
     return Op(

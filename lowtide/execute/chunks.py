@@ -20,7 +20,7 @@ and in the backward pass the gradients of its operands, chunk by chunk.
     kept      number of chunks, the last ones, that save the values that their gradients read, and
               are not recomputed; the backward pass begins with them, and frees these values
     products  number of values that the first block yields after the results; for each other chunk
-              they are saved, and are the last arguments of the last block (see `recalled`)
+              they are saved, and are the last arguments of the last block (see `saved_product`)
     end       the result that is a product itself: its gradient does not read its value, so the
               last block takes a stand-in for it
     unread    forms of the results, and results that are not tensors, if no op reads the values of
@@ -61,7 +61,7 @@ class Chunks:
         """`shown`: run only this number of chunks, in a dry run; they stand for all."""
         self.run = runs[0]
         self.run_repeatable = runs[1 if "again" in op.attrs else 0]
-        self.run_recalled = runs[-1]
+        self.run_with_saved = runs[-1]
         self.results = len(op.results)
         self.products = cast("int", op.attrs.get("products", 0))
         self.chunks = cast("int", op.attrs["chunks"])
@@ -212,10 +212,10 @@ class Chunks:
         if products:
             given += products[: self.products]
             del products[: self.products]
-            run = self.run_recalled
+            run = self.run_with_saved
         elif self.end is not None and (g := cotangents[self.end]) is not None:
             given.append(form_of(g).stand_in(g.device))
-            run = self.run_recalled
+            run = self.run_with_saved
         with torch.enable_grad(), self.saving():
             ends = _ends(run(given)[: self.results])
         return gradients_of(ends, starts, wanted, cotangents, create_graph=False)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from lowtide.execute.block_plan import BlockPlan, Env
-from lowtide.execute.saved_products import RECALLED, run_recalled
+from lowtide.execute.saved_products import SAVED_PRODUCT, run_saved_product
 from lowtide.execute.section import SECTION, run_section
 from lowtide.ir import structured
 from lowtide.ir.core import Block, Op, Value
@@ -99,9 +99,9 @@ class Executor(ABC):
         drop(env, alive, op.operands)
         return run_section(op, values, runs, self.shown_chunks)
 
-    def recalled(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
+    def saved_product(self, plan: BlockPlan, op: Op, env: Env, alive: set[Value]) -> list[Any]:
         """Return a product that the forward pass has saved."""
-        return run_recalled(op, env)
+        return run_saved_product(op, env)
 
     # -- their blocks --
 
@@ -150,7 +150,7 @@ _STRUCTURED: Final = {  # an op, and the method that runs it
     "loop": Executor.loop.__name__,
     "with": Executor.context.__name__,
     SECTION: Executor.section.__name__,
-    RECALLED: Executor.recalled.__name__,
+    SAVED_PRODUCT: Executor.saved_product.__name__,
 }
 
 

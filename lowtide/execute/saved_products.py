@@ -1,9 +1,9 @@
-"""Runs the op `recalled`: in a recomputed section, a PyTorch product whose result was saved.
+"""Runs the op `saved_product`: a PyTorch product in a recomputed section whose result was saved.
 
 In: the saved result, and the op's operands. Out: its results. PyTorch records the op in its graph,
 but the kernel that computes the product is skipped.
 
-    %y = recalled(%kept)
+    %y = saved_product(%saved)
       block():
         %1 = torch.conv2d(%x, %w, …)
         yield(%1)
@@ -21,7 +21,7 @@ from lowtide.ir.interpret import run_block
 from lowtide.torch_private.modes import OwnMode
 
 Tensor = torch.Tensor
-RECALLED: Final = "recalled"
+SAVED_PRODUCT: Final = "saved_product"
 _ATEN: Final = torch.ops.aten
 
 
@@ -48,24 +48,24 @@ _FLOPS: Final[Mapping[object, Callable[..., int]]] = {
 }
 
 
-def recalled(op: Op, kept: Value) -> Op:
-    """Return the op that stands for `op`, whose result `kept` was saved."""
+def saved_product(op: Op, saved: Value) -> Op:
+    """Return the op that stands for `op`, whose result was saved as `saved`."""
     inner = Value(op.result.name, op.result.type)
     made = Op(name=op.name, operands=op.operands, attrs=op.attrs, results=[inner], loc=op.loc)
     end = Op(name="yield", operands=[inner])
     return Op(
-        name=RECALLED,
-        operands=[kept],
+        name=SAVED_PRODUCT,
+        operands=[saved],
         results=[op.result],
         blocks=[Block([], [made, end])],
         loc=op.loc,
     )
 
 
-def run_recalled(op: Op, env: Mapping[Value, Any]) -> list[Any]:
+def run_saved_product(op: Op, env: Mapping[Value, Any]) -> list[Any]:
     """Return the results of the op; see the module's text."""
     (block,) = op.blocks
-    with _Recall(env[op.operands[0]]):
+    with _ReuseSaved(env[op.operands[0]]):
         return run_block(block, dict(env))
 
 
@@ -86,15 +86,17 @@ class Products(OwnMode):
         return made
 
 
-class _Recall(OwnMode):
-    def __init__(self, kept: Tensor) -> None:
+class _ReuseSaved(OwnMode):
+    """A context in which the first product returns the saved result instead of being computed."""
+
+    def __init__(self, saved: Tensor) -> None:
         super().__init__()
-        self.kept: Tensor | None = kept
+        self.saved: Tensor | None = saved
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        if self.kept is not None and func.overloadpacket in _FLOPS:
-            known, self.kept = self.kept.detach(), None
-            return known
+        if self.saved is not None and func.overloadpacket in _FLOPS:
+            product, self.saved = self.saved.detach(), None
+            return product
         return func(*args, **(kwargs or {}))

@@ -42,7 +42,7 @@ _FRESH_CALLS: Final = frozenset(
 _STRUCTURE: Final = ("tuple.make", "tuple.get", "list.make", "list.get", "unpack", "cast", "use")
 _WRITE_ANOTHER: Final = ("F.embedding", "F.embedding_bag")  # max_norm: they scale their weight
 # block arguments match operands one to one, yields match results
-_IN_ORDER: Final = ("section", "recalled")
+_IN_ORDER: Final = ("section", "saved_product")
 Groups: TypeAlias = Callable[[Op], Iterator[Sequence[Value]]]
 _MODES: Final = ("set_grad_enabled", "set_autocast")  # for all that follows
 
@@ -199,7 +199,7 @@ def groups(op: Op) -> Iterator[Sequence[Value]]:
         for inner in op.blocks:
             yield from zip(op.operands, inner.args, strict=False)
             yield from zip(op.results, inner.terminator.operands, strict=False)
-        if op.name == "recalled":  # its result is its operand
+        if op.name == "saved_product":  # its result is its operand
             yield [*op.operands, *op.results]
     elif op.name == "loop":
         (body,) = op.blocks

@@ -34,7 +34,7 @@ STOPPING: Final = {
     "raise": "raises",
     "with": "enters a context manager",
     "section": "is done in chunks",
-    "recalled": "has a result that was kept",
+    "saved_product": "has a result that was saved",
     "attr.set": "changes an object",
     "object.new": "makes an object",
     "py.call": "calls a Python function",
