@@ -186,8 +186,8 @@ class DryRun(Executor):
         first = plan.ops[pos]
         if first.blocks and any(env[v] is UNKNOWN for v in first.operands):
             return pos  # both branches are run
-        values = [env[v] for v in region.live_ins]
-        for k, v in enumerate(region.live_ins):
+        values = [env[v] for v in region.ops.live_ins]
+        for k, v in enumerate(region.ops.live_ins):
             if values[k] is UNKNOWN:
                 if v.type not in NUMBERS:
                     self._reason = "shown alone, since a number that only the data knows is near"
@@ -195,19 +195,19 @@ class DryRun(Executor):
                 values[k] = NUMBERS[v.type]
                 self._guess(f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}")
         if self.ledger.elsewhere.holds(values):
-            return self._eager(plan, pos, region.end, env, "has tensors of the CPU and the GPU")
+            return self._eager(plan, pos, region.ops.end, env, "has tensors of the CPU and the GPU")
         try:
             exact_key(values, [], on_meta=True)
             entry = region.resolve(values, self.device)
         except Ineligible as why:
-            return self._eager(plan, pos, region.end, env, str(why))
+            return self._eager(plan, pos, region.ops.end, env, str(why))
         spec = entry.spec
         if entry.eager == eager_threshold.WHY:
             stop = self._eager(plan, pos, min(spec.stop, plan.last), env, entry.eager)
             self._reason = spec.reason
             return stop if spec.reason else ~stop
         if entry.eager:
-            return self._eager(plan, pos, region.end, env, entry.eager)
+            return self._eager(plan, pos, region.ops.end, env, entry.eager)
         self._reason = spec.reason
         if spec.host is None:
             return pos
@@ -227,7 +227,7 @@ class DryRun(Executor):
         """Return what the region's kernels would return."""
         entry, host, ledger = step.entry, step.entry.spec.host, self.ledger
         assert host is not None
-        ledger.at(step.region.name.partition(":")[0], step.loc, "output")
+        ledger.at(step.region.context.name.partition(":")[0], step.loc, "output")
         executable = step.executable()
         donatable = step.region.donatable(entry)
         if donatable is not None and (taken := executable.over_inputs(donatable.alone(values))):

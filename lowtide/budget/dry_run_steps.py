@@ -39,7 +39,7 @@ class KernelStep:
 
     def in_place(self) -> dict[str, str]:
         """Return the user's name of the operand that each such result overwrites."""
-        places, live = self.entry.spec.places, self.region.live_ins
+        places, live = self.entry.spec.places, self.region.ops.live_ins
         return {n: self.region.shown_name(live[places[x].position]) for n, x in self.taken.items()}
 
     def refusals(self) -> list[str]:

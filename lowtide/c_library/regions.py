@@ -111,18 +111,18 @@ def prepared(
     """Return how a region is run. `outputs`: gives, for what a region returns that ends the
     function, the C expressions of outputs that are written to the caller's memory. Raises Refused
     and Again."""
-    bools = {v for v, x in zip(region.live_ins, live, strict=True) if isinstance(x, Truth)}
-    ops = region.block.ops[region.start : region.end]
+    bools = {v for v, x in zip(region.ops.live_ins, live, strict=True) if isinstance(x, Truth)}
+    ops = region.ops.until(region.ops.end)
     first = next((k for k, op in enumerate(ops) if bools.intersection(free_values([op]))), None)
     if first is None or first:
         if first:
-            region = replace(region, end=region.start + first, is_parted=True)
+            region = _parted(region, region.ops.start + first)
         return _of_sizes(around, region, live, outputs)
     if not ops[0].name.startswith("torch."):
-        return Call(arms=[], stop=region.start, reason="", finished=False)
+        return Call(arms=[], stop=region.ops.start, reason="", finished=False)
     used = bools.intersection(ops[0].operands)
-    where = next(k for k, v in enumerate(region.live_ins) if v in used)
-    region = replace(region, end=region.start + 1, is_parted=True)
+    where = next(k for k, v in enumerate(region.ops.live_ins) if v in used)
+    region = _parted(region, region.ops.start + 1)
     known = [[*live[:where], answer, *live[where + 1 :]] for answer in (True, False)]
     yes, no = (prepared(around, region, x, outputs) for x in known)
     text = cast("Truth", live[where]).text
@@ -132,6 +132,11 @@ def prepared(
         for a in call.arms
     ]
     return Call(arms=arms, stop=yes.stop, reason=yes.reason, finished=yes.finished)
+
+
+def _parted(region: Region, end: int) -> Region:
+    """Return the region, ended before the op at `end`."""
+    return replace(region, ops=replace(region.ops, end=end, is_parted=True))
 
 
 def _of_sizes(
@@ -144,9 +149,9 @@ def _of_sizes(
     found = _leaves(around, region, live, spots)
     first = found[0]
     if first.host is None:
-        if first.stop > region.start and first.reason:
+        if first.stop > region.ops.start and first.reason:
             raise Refused(first.reason, first.loc)
-        return Call(arms=[], stop=region.start, reason=first.reason, finished=False)
+        return Call(arms=[], stop=region.ops.start, reason=first.reason, finished=False)
     if first.host.scalars and region.keys.floats:
         raise Refused("needs a float that is known when it is exported")
     known = _constants(around, spots, first)
@@ -167,7 +172,7 @@ def _of_sizes(
         arms.append(Arm(
             condition=" && ".join(tests), results=leaf.results, emit=emit.emitted, zeros=zeros
         ))  # fmt: skip
-    finished = first.stop == len(region.block.ops)
+    finished = first.stop == len(region.ops.block.ops)
     return Call(arms=arms, stop=first.stop, reason=first.reason, finished=finished)
 
 
@@ -183,15 +188,16 @@ def _leaves(
         for guess in (None, 0, 1, 2):
             if guess is not None:
                 examples.update(dict.fromkeys(names, guess))
-            region = replace(region, classes={}, levels={}, alike={}, small={})
-            region.levels = {spot: _level(around, spot, n) for spot, n in spots.items()}
-            region.alike = _alike(spots)
+            made = replace(region.signatures, classes={}, small={})
+            made.levels = {spot: _level(around, spot, n) for spot, n in spots.items()}
+            made.alike = _alike(spots)
+            region = replace(region, signatures=made)
             try:
                 values = [_concrete(around, x) for x in live]
                 found = leaves(region, values, _decider(around, spots))
             except Ineligible as why:
                 raise Refused(f"is given {why}") from None
-            if found[0].host is not None or found[0].stop == region.start or not names:
+            if found[0].host is not None or found[0].stop == region.ops.start or not names:
                 break
         return found
     finally:
@@ -457,7 +463,7 @@ class _Leaf:
         count = kernels.outputs
         given = [self.value(x) for x in kernels.inputs]
         numbers = [c_real(self.value(x)) for x in kernels.numbers]
-        is_end = self.leaf.stop == len(self.region.block.ops)
+        is_end = self.leaf.stop == len(self.region.ops.block.ops)
         direct: Mapping[int, str] = {}
         if is_end and self.outputs is not None:
             direct = self.outputs([self._resolved(x) for x in results])

@@ -47,8 +47,8 @@ from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host import region as host
 from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan
+from lowtide.execute.region_state import NO_EFFECTS
 from lowtide.ir import types as t
-from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Function, Op, Value, walk
 from lowtide.ir.opdefs import Indexing
 from lowtide.specialise.region_boundaries import static_reason
@@ -83,9 +83,8 @@ class Walker(Flow):
         self.made_at: dict[int, int] = {}  # the depth at which a list was made, by its id
         self.kept: list[object] = []
         self.plan = BlockPlan(
-            function.block, function.name, False, function.params, frozenset(),
-            Statistics(), frozenset(), frozenset(), frozenset(), frozenset(),
-        )  # fmt: skip
+            function.block, function.name, function.params, NO_EFFECTS, frozenset(), frozenset()
+        )
         self.state_name: Callable[[Thing, str], str] = lambda _, name: name
         self.is_assigned: Callable[[Thing, str], bool] = lambda _, name: True
         self.used_outputs: Callable[[Sequence[host.Operand]], Mapping[int, str]] = _no_outputs
@@ -122,7 +121,7 @@ class Walker(Flow):
         region = None if self.begins_with_number(plan, pos, env) else plan.region(pos)
         why = ""
         if region is not None:
-            live = [env.get(v, MISSING) for v in region.live_ins]
+            live = [env.get(v, MISSING) for v in region.ops.live_ins]
             if not any(x is BROKEN for x in live):
                 try:
                     is_end = plan is self.plan
@@ -134,11 +133,11 @@ class Walker(Flow):
                         return call.stop
                     why = call.reason
                 except Refused as error:
-                    at = (op for op in plan.ops[pos : region.end + 1] if op.loc == error.loc)
+                    at = (op for op in plan.ops[pos : region.ops.end + 1] if op.loc == error.loc)
                     self.refuse(next(at, plan.ops[pos]), str(error))
-                    for op in plan.ops[pos : region.end + 1]:
+                    for op in plan.ops[pos : region.ops.end + 1]:
                         env.update(dict.fromkeys(op.results, BROKEN))
-                    return min(region.end, plan.last)
+                    return min(region.ops.end, plan.last)
         self.alone(plan, pos, env, why)
         return pos + 1
 

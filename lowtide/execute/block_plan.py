@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,10 +21,11 @@ from lowtide.codegen.host.python_part import PythonPart, is_printable
 from lowtide.execute.backend import Tiles
 from lowtide.execute.checkpoint import as_section
 from lowtide.execute.region import Region
+from lowtide.execute.region_state import Effects, RegionContext, RegionOps
 from lowtide.execute.reuse import owned
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
-from lowtide.ir.aliases import Statistics, is_apart
+from lowtide.ir.aliases import is_apart
 from lowtide.ir.core import Block, Op, Value, free_values, walk
 from lowtide.ir.differentiated import makes_within
 from lowtide.ir.prepared import Step, prepared
@@ -47,12 +49,8 @@ class BlockPlan:
         self,
         block: Block,
         name: str,
-        mutates: bool,
         live_ins: Sequence[Value],
-        changed: frozenset[Value],
-        statistics: Statistics,
-        lent: frozenset[Value],
-        returned: frozenset[Value],
+        effects: Effects,
         differentiated: frozenset[Value],
         numbers: frozenset[Value],
     ) -> None:
@@ -60,11 +58,7 @@ class BlockPlan:
         self.numbers = numbers
         self.ops = block.ops
         self.name = name
-        self.mutates = mutates
-        self.changed = changed
-        self.statistics = statistics
-        self.lent = lent
-        self.returned = returned
+        self.effects = effects
         self.differentiated = differentiated
         self.shown: dict[Value, str] = {}  # the user's names of captured values
         self.last = len(block.ops) - 1
@@ -117,25 +111,26 @@ class BlockPlan:
         stop = end + 1 if end == self.last else end
         used = free_values(self.ops[pos:stop])
         live_ins = self._first_live_ins if pos == 0 and self._first_live_ins else used
+        effects = self.effects
         return Region(
-            block=self.block,
-            start=pos,
-            end=end,
-            layers=self.layers,
-            is_parted=self._parts(end, pos),
-            live_ins=live_ins,
-            live_at=self.live_at,
-            mutates=self.mutates,
-            changed=self.changed,
-            statistics=self.statistics,
-            lent=self.lent,
-            returned=frozenset() if self.is_repeated else self.returned,
-            name=f"{self.name}:{self.ops[pos].loc.line or pos}",
-            shown=self.shown,
-            owned=owned(self.ops, pos),
-            tiles=self.tiles,
-            is_repeated=self.is_repeated,
-            is_again=self.is_again,
+            ops=RegionOps(
+                block=self.block,
+                start=pos,
+                end=end,
+                is_parted=self._parts(end, pos),
+                live_ins=live_ins,
+                live_at=self.live_at,
+                layers=self.layers,
+                owned=owned(self.ops, pos),
+            ),
+            effects=replace(effects, returned=frozenset()) if self.is_repeated else effects,
+            context=RegionContext(
+                name=f"{self.name}:{self.ops[pos].loc.line or pos}",
+                shown=self.shown,
+                tiles=self.tiles,
+                is_repeated=self.is_repeated,
+                is_again=self.is_again,
+            ),
         )
 
     def _ends(self, pos: int, start: int) -> bool:
@@ -208,9 +203,8 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                known = self.changed, self.statistics, self.lent, self.returned
-                known = *known, self.differentiated, self.numbers
-                made = BlockPlan(block, self.name, self.mutates, (), *known)
+                known = self.effects, self.differentiated, self.numbers
+                made = BlockPlan(block, self.name, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
                 made.is_again = self.is_again
@@ -223,7 +217,7 @@ class BlockPlan:
     def checkpoint_section(self, op: Op, env: Env) -> Op | None:
         """Return a checkpoint's block as a section, if its results are tensors."""
         if op not in self._apart:
-            self._apart[op] = is_apart(op, self.changed)
+            self._apart[op] = is_apart(op, self.effects.changed)
         return as_section(op, env, self.sections) if self._apart[op] else None
 
     def python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:

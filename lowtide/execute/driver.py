@@ -31,6 +31,7 @@ from lowtide.execute.executor import Executor
 from lowtide.execute.host_code import CheckFailed, HostFault
 from lowtide.execute.mutation import Apart, Shared, statistics
 from lowtide.execute.region import Region
+from lowtide.execute.region_state import Effects
 from lowtide.execute.specialisations import Entry
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir.aliases import Statistics, lent, may_change, returned, written_by
@@ -61,7 +62,7 @@ class KernelExecutor(Executor):
             steps, stop = plan.until_region(pos)
             _run_steps(steps, env)
             return ~stop if steps else pos
-        values = [env[v] for v in region.live_ins]
+        values = [env[v] for v in region.ops.live_ins]
         known = region.eager_entry(values)
         if known is not None:
             del values
@@ -74,13 +75,13 @@ class KernelExecutor(Executor):
             else:
                 entry, results = _launch(region, values)
         except Ineligible:
-            return ~self.eager(plan, pos, region.end, env)
+            return ~self.eager(plan, pos, region.ops.end, env)
         spec = entry.spec
         del values
         if entry.eager == eager_threshold.WHY:
             return self._small(plan, pos, entry, env)
         if entry.run is None:
-            return ~self.eager(plan, pos, region.end, env) if entry.eager else pos
+            return ~self.eager(plan, pos, region.ops.end, env) if entry.eager else pos
         if results is None:
             return ~self.eager(plan, pos, min(spec.stop, plan.last), env)
         if spec.finished:
@@ -193,13 +194,18 @@ class Driver:
     ) -> None:
         """`inner`: plans of nested blocks, shared with other programs."""
         self.function = function
-        mutates = any(written_by(op) for op in function.walk())
         counted = statistics(function)
         self._apart = Apart(function, counted)
+        effects = Effects(
+            mutates=any(written_by(op) for op in function.walk()),
+            changed=may_change(function),
+            statistics=Statistics(counted, self._apart.values),
+            lent=lent(function),
+            returned=returned(function),
+        )
         self.plan = BlockPlan(
-            function.block, function.name, mutates, function.params, may_change(function),
-            Statistics(counted, self._apart.values), lent(function), returned(function),
-            differentiated(function), plain_values(function.block),
+            function.block, function.name, function.params, effects, differentiated(function),
+            plain_values(function.block),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)
         self.tiles: Tiles = tiles

@@ -32,27 +32,23 @@ from lowtide.execute.autograd_function import (
     item,
     launched,
 )
-from lowtide.execute.backend import Tiles
-from lowtide.execute.differences import Facts, differences, signature_facts
+from lowtide.execute.differences import differences, signature_facts
 from lowtide.execute.gradient import Gradient
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.keys import Keys
 from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
+from lowtide.execute.region_state import Effects, RegionContext, RegionOps, Signatures
 from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
 from lowtide.execute.specialisations import Donatable, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
-from lowtide.ir.aliases import Statistics
-from lowtide.ir.core import Block, Value, walk
+from lowtide.ir.core import Value, walk
 from lowtide.ops.library import is_none
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import (
     CPU,
     TENSOR_TYPES,
-    Alike,
     Binding,
-    Levels,
-    Spot,
     escalated,
     grouped,
     size_like,
@@ -86,50 +82,26 @@ class _TreeSlot:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Region:
-    """See the module's text. `end`: the first op that ends every trace. `is_parted`: the op at
-    `end` begins another region only because PyTorch's graph needs a node for the value before it.
-    `live_at[k]`: values that ops from k on use. `statistics`: what norms in training may
-    write. `lent`: values that the caller may write. `returned`: values that may alias a result.
-    `shown`: the user's names for captured values. `owned`: see `reuse`. `tiles`: see `backend`.
-    `is_repeated`: it runs in a loop of the driver; `is_again`: see `Builder`. `eager_entries`: see
-    `eager_entry`."""
+    """See the module's text. What each call reads stands first: `exact` is the first cache, `keys`
+    make its keys, `adds` tells whether an op adds at data-dependent places, in any order;
+    `eager_entries`: see `eager_entry`."""
 
-    block: Block
-    start: int
-    end: int
-    live_ins: list[Value]
-    live_at: Sequence[set[Value]]
-    mutates: bool
-    changed: frozenset[Value]
-    statistics: Statistics
-    lent: frozenset[Value]
-    returned: frozenset[Value]
-    name: str
-    layers: frozenset[int] = frozenset()
-    is_parted: bool = False
     exact: dict[tuple[Any, ...], Entry] = field(default_factory=dict[tuple[Any, ...], Entry])
     keys: Keys = field(default_factory=Keys)
-    classes: dict[tuple[Any, ...], Node] = field(default_factory=dict[tuple[Any, ...], Node])
-    levels: Levels = field(default_factory=Levels)
-    alike: Alike = field(default_factory=Alike)
-    small: dict[Spot, set[int]] = field(default_factory=dict[Spot, set[int]])
-    tiles: Tiles = "usual"
-    is_repeated: bool = False
-    is_again: bool = False
+    adds: bool = field(init=False)
     eager_entries: dict[tuple[torch.Size, ...], Entry] = field(
         default_factory=dict[tuple[torch.Size, ...], Entry]
     )
-    count: int = 0
-    owned: frozenset[Value] = frozenset()
-    shown: Mapping[Value, str] = field(default_factory=dict[Value, str])
-    history: list[Facts] = field(default_factory=list[Facts])
+    ops: RegionOps
+    effects: Effects
+    context: RegionContext
+    signatures: Signatures = field(default_factory=Signatures)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    adds: bool = field(init=False)  # whether an op adds at data-dependent places, in any order
 
     def __post_init__(self) -> None:
         self.adds = any(
             adds_at_places(inner)
-            for op in self.block.ops[self.start : self.end]
+            for op in self.ops.until(self.ops.end)
             for inner in (op, *(o for block in op.blocks for o in walk(block)))
         )
 
@@ -149,10 +121,11 @@ class Region:
                 except LowtideError:
                     raise
                 except Exception as error:
-                    spec.eager = entry.eager = survive(error, f"{self.name}: code generation")
+                    why = survive(error, f"{self.context.name}: code generation")
+                    spec.eager = entry.eager = why
             if len(self.exact) >= MAX_EXACT:
                 self.exact.clear()
-            if self.keys.has_read(self.block.ops[self.start : spec.stop + 1], self.live_ins):
+            if self.keys.has_read(self.ops.until(spec.stop + 1), self.ops.live_ins):
                 self.exact.clear()
             self.exact[*torch_state.surroundings(self.adds), *self.keys.of(values)] = entry
             return entry
@@ -166,8 +139,9 @@ class Region:
     def donatable(self, entry: Entry) -> Donatable | None:
         """Return the operands that end with the region and that its kernels may overwrite. The
         entry must have an `executable`."""
-        outer = frozenset(self.block.terminator.operands) if self.owned else frozenset[Value]()
-        return reuse.donatable(entry.spec, entry, self.live_ins, self.owned, outer)
+        o = self.ops
+        outer = frozenset(o.block.terminator.operands) if o.owned else frozenset[Value]()
+        return reuse.donatable(entry.spec, entry, o.live_ins, o.owned, outer)
 
     def run_for(self, entry: Entry, values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
         """Return the function that runs the kernels on these live-ins. Results are written over
@@ -197,8 +171,8 @@ class Region:
         gradients."""
         if spec.gradient is None or spec.again is None:
             return executable
-        live = {v: k for k, v in enumerate(self.live_ins)}
-        changed = {live[v] for v in self.changed if v in live}
+        live = {v: k for k, v in enumerate(self.ops.live_ins)}
+        changed = {live[v] for v in self.effects.changed if v in live}
         copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
         with_graph = second_order.gradients
         return Recorder(
@@ -222,9 +196,9 @@ class Region:
                     scalars=host.scalars,
                     hints=hints,
                     machine=spec.machine,
-                    tiles=self.tiles,
+                    tiles=self.context.tiles,
                 )
-                spec.executable = debug.planned(self.name, compile_program, hints)
+                spec.executable = debug.planned(self.context.name, compile_program, hints)
                 spec.suits = evaluate(spec.room, hints)
             return spec.executable
 
@@ -275,7 +249,7 @@ class Region:
         """Return whether the signature was split, because kernels planned for these sizes take much
         less memory, or the present ones cannot hold an axis of this size."""
         spec, host = entry.spec, entry.spec.host
-        if host is None or spec.executable is None or self.count >= MAX_CLASSES:
+        if host is None or spec.executable is None or self.signatures.count >= MAX_CLASSES:
             return False
         sizes = dict(zip(host.symbols, entry.sizes, strict=True))
         room, plan = evaluate(spec.room, sizes), _plan(spec)
@@ -293,7 +267,8 @@ class Region:
             self.executable(fresh, entry)
             is_worth_it = plan.is_outgrown(_plan(fresh), sizes)
         except Exception as error:
-            survive(error, f"{self.name}: kernels for larger sizes", "those for smaller ones run")
+            what = f"{self.context.name}: kernels for larger sizes"
+            survive(error, what, "those for smaller ones run")
             is_worth_it = False
         if not is_worth_it:
             spec.suits = room
@@ -308,7 +283,7 @@ class Region:
 
     def _is_split(self, binding: Binding, split: Split) -> bool:
         """Replace the node in the tree by a split; return True."""
-        self.count += 1
+        self.signatures.count += 1
         self._put(self.tree_slot(binding), split)
         return True
 
@@ -316,7 +291,7 @@ class Region:
         """Return the place of the specialisation for these live-ins in the tree."""
         where = (torch_state.surroundings(self.adds), binding.device, binding.machine)
         slot = _TreeSlot(key=(_default_dtype(), *where, *binding.key))
-        node = self.classes.get(slot.key)
+        node = self.signatures.classes.get(slot.key)
         while isinstance(node, Split):
             slot.parent, holds = node, evaluate(node.index, binding.numbers) >= 0
             slot.assumed[node.index] = holds
@@ -326,7 +301,7 @@ class Region:
 
     def _put(self, slot: _TreeSlot, node: Node) -> None:
         if slot.parent is None:
-            self.classes[slot.key] = node
+            self.signatures.classes[slot.key] = node
         elif slot.assumed[slot.parent.index]:
             slot.parent.yes = node
         else:
@@ -348,23 +323,25 @@ class Region:
             self._put(slot, made)
             if isinstance(made, Specialisation):
                 return binding, made
-        fault = AssertionError(f"the signature of {self.name} does not settle")
+        fault = AssertionError(f"the signature of {self.context.name} does not settle")
         binding = self.binding(values, device)
-        return binding, self._eager(survive(fault, f"{self.name}: specialisation"))
+        return binding, self._eager(survive(fault, f"{self.context.name}: specialisation"))
 
     def binding(self, values: Sequence[Any], device: torch.device) -> Binding:
         """Return the live-ins seen through the signature as it is now."""
-        made = Binding(values, self.levels, self.keys.floats, device, self.alike)
-        made.is_again = self.is_again
+        known = self.signatures
+        made = Binding(values, known.levels, self.keys.floats, device, known.alike)
+        made.is_again = self.context.is_again
         return made
 
     def make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
         """Return a specialisation, a split, or None after the levels have been raised."""
-        if self.count >= MAX_CLASSES:
+        o, known = self.ops, self.signatures
+        if known.count >= MAX_CLASSES:
             return self._eager(f"{MAX_CLASSES} signatures are compiled already")
-        varying = with_varying(self.levels, values, self.small)
+        varying = with_varying(known.levels, values, known.small)
         if varying is not None:  # specialisations that exist stay valid
-            self.levels = varying
+            known.levels = varying
             return None
         floats = {
             name: item(values, (place.position, *place.path))
@@ -372,10 +349,10 @@ class Region:
         }
         stats.count("traces")
         try:
-            reach = range(self.start, self.end if self.is_parted else len(self.block.ops))
+            reach = range(o.start, o.end if o.is_parted else len(o.block.ops))
             trace = compiler.specialise(
-                self.block, reach, self.live_ins, binding, assumed, floats, self.statistics,
-                self.layers,
+                o.block, reach, o.live_ins, binding, assumed, floats, self.effects.statistics,
+                o.layers,
             )  # fmt: skip
             return self._specialised(trace, binding, assumed, values)
         except NeedGuards as need:
@@ -384,40 +361,41 @@ class Region:
                 found = Split(index, found, None) if holds else Split(index, None, found)
             return found
         except NeedSizes as need:
-            self.levels = size_like(self.levels, binding, need.symbols)
+            known.levels = size_like(known.levels, binding, need.symbols)
         except NeedAlike as need:
-            self.alike = grouped(self.alike, binding, need.symbols)
+            known.alike = grouped(known.alike, binding, need.symbols)
         except NeedFloats:
             self.keys.hold_floats()
             self.exact.clear()
-            self.classes.clear()
+            known.classes.clear()
         except NeedConst as need:
-            levels = escalated(self.levels, binding, need.symbols)
+            levels = escalated(known.levels, binding, need.symbols)
             if levels is None:
                 return self._eager(f"sizes that are known only at run time: {need}")
-            self.levels = levels
+            known.levels = levels
         except Unsupported as why:  # of ops that each could be differentiated by itself
             return self._eager(str(why))
         except LowtideError:
             raise
         except Exception as error:
-            return self._eager(survive(error, f"{self.name}: lowering"))
+            return self._eager(survive(error, f"{self.context.name}: lowering"))
         return None
 
     def _specialised(
         self, trace: Trace, binding: Binding, assumed: dict[Index, bool], values: list[Any]
     ) -> Specialisation:
+        o, known = self.ops, self.signatures
         if trace.misfit:
             return self._eager(f"shapes do not fit: {trace.reason}")
-        finished = trace.stop == len(self.block.ops)
+        finished = trace.stop == len(o.block.ops)
         if finished:
-            results = list(self.block.terminator.operands)
+            results = list(o.block.terminator.operands)
         else:
-            born = trace.env.keys() - set(self.live_ins)
-            alive = self.live_at[trace.stop]
+            born = trace.env.keys() - set(o.live_ins)
+            alive = o.live_at[trace.stop]
             results = [v for v in trace.env if v in alive and v in born]
         host = gradient = again = apart = None
-        if trace.stop > self.start:
+        if trace.stop > o.start:
             try:
                 host, orders = self._host_code(trace, binding, results, values)
             except ViewFails as why:
@@ -429,14 +407,13 @@ class Region:
                 again = self._again(trace, binding, host)
                 if again is None:
                     return self._eager("gradients of a value from within a branch or a loop")
-                apart = unsaved(again, gradient, binding.tensors, self.live_ins, self.lent, values)
-        self.count += 1
+                lent = self.effects.lent
+                apart = unsaved(again, gradient, binding.tensors, o.live_ins, lent, values)
+        known.count += 1
         stats.count("specialisations")
         sizes = self._size_names(binding)
-        facts = signature_facts(
-            binding, [self.shown_name(v) for v in self.live_ins], assumed, sizes
-        )
-        earlier, self.history = self.history, [*self.history, facts]
+        facts = signature_facts(binding, [self.shown_name(v) for v in o.live_ins], assumed, sizes)
+        earlier, known.history = known.history, [*known.history, facts]
         return Specialisation(
             stop=trace.stop,
             finished=finished,
@@ -460,11 +437,11 @@ class Region:
 
     def _excess_bytes(self, trace: Trace, host: HostCode | None, binding: Binding) -> Index | None:
         """Return by how many bytes all values are too many for PyTorch to be as fast."""
-        ops = self.block.ops[self.start : trace.stop]
-        is_whole = self.start == 0 and trace.stop == len(self.block.ops)
-        if host is None or not binding.wanted or (is_whole and not self.is_repeated):
+        ops = self.ops.until(trace.stop)
+        is_whole = self.ops.start == 0 and trace.stop == len(self.ops.block.ops)
+        if host is None or not binding.wanted or (is_whole and not self.context.is_repeated):
             return None
-        limit = eager_threshold.limit_bytes(ops, self.is_repeated)
+        limit = eager_threshold.limit_bytes(ops, self.context.is_repeated)
         found = eager_threshold.bytes_of(trace.env.values()) - limit
         return found if limit and symbols(found) <= set(host.names) else None
 
@@ -475,15 +452,15 @@ class Region:
         records = bool(binding.wanted)
         host = self._host(trace, binding, results, records)
         has_format = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
-        plain = not has_format and is_plain(self.block.ops[self.start : trace.stop])
+        plain = not has_format and is_plain(self.ops.until(trace.stop))
         if (binding.is_contiguous and plain) or host.is_empty or is_none():
             return host, host_code.NO_ORDERS
         orders = orders_of(self._again(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders
 
     def _again(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
-        stop, kind = trace.stop, binding.device.type
-        return eager_region(self.block, self.start, stop, self.live_ins, trace, host, kind)
+        o, kind = self.ops, binding.device.type
+        return eager_region(o.block, o.start, trace.stop, o.live_ins, trace, host, kind)
 
     def _host(
         self,
@@ -501,7 +478,7 @@ class Region:
             trace.derived,
             [trace.env[v] for v in results],
             trace.writes,
-            self.mutates,
+            self.effects.mutates,
             records,
             orders,
             self._visible_layouts(trace, results),
@@ -510,10 +487,10 @@ class Region:
 
     def _visible_layouts(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
         """Return the values whose layout the program shows."""
-        leaving = [trace.env[v] for v in results if v in self.returned]
-        if trace.stop == len(self.block.ops):
+        leaving = [trace.env[v] for v in results if v in self.effects.returned]
+        if trace.stop == len(self.ops.block.ops):
             return host_code.Layouts(leaving=leaving)
-        op = self.block.ops[trace.stop]
+        op = self.ops.block.ops[trace.stop]
         operands = set(op.operands) if reads_layout(op) else set[Value]()
         inspected = [trace.env[v] for v in results if v in operands]
         return host_code.Layouts(leaving=leaving, inspected=inspected)
@@ -528,8 +505,8 @@ class Region:
             host.symbols,
             host.scalars,
             binding.machine,
-            self.tiles,
-            self.name,
+            self.context.tiles,
+            self.context.name,
         )
         return made if made.exists else None
 
@@ -539,29 +516,31 @@ class Region:
         for symbol, spots in binding.spots.items():
             for (place, dim, _), *_ in [spots] if spots else []:
                 path = "".join(f"[{i!r}]" for i in place.path)
-                name = self.shown_name(self.live_ins[place.position]) + path
+                name = self.shown_name(self.ops.live_ins[place.position]) + path
                 found[symbol] = name if dim < 0 else f"{name}.shape[{dim}]"
         return found
 
     def shown_name(self, value: Value) -> str:
         """Return the user's name of a live-in."""
-        return self.shown.get(value) or value.name or "_"
+        return self.context.shown.get(value) or value.name or "_"
 
     def _eager(self, why: str) -> Specialisation:
+        o = self.ops
         return Specialisation(
-            stop=self.end,
+            stop=o.end,
             finished=False,
             whole=False,
             reason="",
-            loc=self.block.ops[self.start].loc,
+            loc=o.block.ops[o.start].loc,
             results=[],
-            dead=self._dead(self.end),
+            dead=self._dead(o.end),
             eager=why,
         )
 
     def _dead(self, stop: int) -> list[Value]:
-        alive = set(self.live_at[stop]) if stop < len(self.live_at) else set[Value]()
-        return [v for v in self.live_ins if v not in alive]
+        o = self.ops
+        alive = set(o.live_at[stop]) if stop < len(o.live_at) else set[Value]()
+        return [v for v in o.live_ins if v not in alive]
 
 
 def _has_ints(binding: Binding, names: Container[str]) -> bool:

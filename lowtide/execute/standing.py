@@ -56,7 +56,7 @@ def leaves(region: Region, values: Sequence[Any], decide: Decide) -> list[Leaf]:
             first = _leaf(region, binding, {}, values, questions, decide)
             if first is not None:
                 return [first, *_others(region, first, values, questions, decide)]
-    raise AssertionError(f"the signature of {region.name} does not settle")
+    raise AssertionError(f"the signature of {region.context.name} does not settle")
 
 
 def _leaf(
@@ -107,12 +107,13 @@ def _others(
     decide: Decide,
 ) -> list[Leaf]:
     found: list[Leaf] = []
-    levels, alike = region.levels, region.alike
+    known = region.signatures
+    levels, alike = known.levels, known.alike
     while questions and len(found) < MOST_LEAVES:
         assumed = questions.pop(0)
         leaf = _leaf(region, first.binding, assumed, values, questions, decide)
         if leaf is None:  # it needs constants that the example's leaf does not need
-            region.levels, region.alike = levels, alike
+            known.levels, known.alike = levels, alike
             continue
         if leaf.host is not None and leaf.stop == first.stop:
             found.append(leaf)

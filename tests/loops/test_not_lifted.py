@@ -290,7 +290,7 @@ def test_places_that_are_counted_are_in_no_key() -> None:
     find = Region._miss
 
     def miss(self: Region, values: Any) -> Any:
-        missed.append(self.name)
+        missed.append(self.context.name)
         return find(self, values)
 
     f, x = lt.script(meeting), torch.rand(60, 5)
