@@ -127,8 +127,8 @@ class Explanation:
         ]
         if self.plain:
             lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
-        for again in self.compiled_again:
-            lines.extend(f"compiled again at {again.loc}: {fact}" for fact in again.facts)
+        for r in self.compiled_again:
+            lines.extend(f"compiled again at {r.loc}: {fact}" for fact in r.facts)
         for step in folded(self.steps):
             lines.extend(_step_text(step))
         lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
@@ -141,7 +141,7 @@ class Explanation:
             "name": self.name,
             "plain": self.plain,
             "compiled_again": [
-                {"loc": again.loc, "facts": list(again.facts)} for again in self.compiled_again
+                {"loc": r.loc, "facts": list(r.facts)} for r in self.compiled_again
             ],
             "regions": [
                 {
@@ -215,8 +215,8 @@ def _kernels(executable: Any, in_place: Mapping[str, str] = _NOTHING) -> tuple[K
     overwrite."""
     found: list[KernelLine] = []
     for k in executable.kernels:
-        over = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]
-        note = f"{k.note}; in place: {', '.join(over)}" if over else k.note
+        placed = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]
+        note = f"{k.note}; in place: {', '.join(placed)}" if placed else k.note
         ops = _places(k.ops)
         found.append(KernelLine(name=k.name, outputs=tuple(k.outputs), ops=ops, note=note))
     return tuple(found)

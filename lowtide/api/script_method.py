@@ -235,8 +235,8 @@ class ScriptMethod(ScriptFunction):
         if _is_compiling():
             return self._python(*args, **kwargs)
         if _reason():
-            again = MethodType(ScriptMethod.__call__, self)
-            return watching.call(self.__qualname__, again, self._python, _reason, args, kwargs)
+            retry = MethodType(ScriptMethod.__call__, self)
+            return watching.call(self.__qualname__, retry, self._python, _reason, args, kwargs)
         values = args
         if kwargs or len(args) != self._arity:
             values = self.bind(args, kwargs)
@@ -396,8 +396,8 @@ class ScriptMethod(ScriptFunction):
                 problem = f"`{attribute(path)}` was not there when {self._name}() was recorded"
             else:
                 continue
-            again = "lt.script or lt.trace of the module with the new one in it"
-            raise CompileError(problem, remedy=again)
+            remedy = "lt.script or lt.trace of the module with the new one in it"
+            raise CompileError(problem, remedy=remedy)
         for guard, same in zip(self.ties, Reader(self._root, (), self.ties).read()[1], strict=True):
             if not same:
                 reason = f"`{attribute(guard.path)}` is no longer `{attribute(guard.other)}`"

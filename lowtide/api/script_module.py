@@ -38,7 +38,7 @@ from lowtide.ir.core import Function
 
 _Module = torch.nn.Module
 _UNSHARED: Final = ("_modules", "training")
-_ASKED: Final = (  # of the program of forward
+_OF_FORWARD: Final = (  # of the program of forward
     *("graph", "code", "explain", "memory", "stages"),
     *("inlined_graph", "graph_for", "code_with_constants"),
 )
@@ -124,7 +124,7 @@ class ScriptModule(_Module):
         return super().__call__(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _ASKED:
+        if name in _OF_FORWARD:
             return getattr(self.forward, name)
         if name in INSTEAD:
             raise replacement_error(name, f"the compiled {self.original_name}")
@@ -242,7 +242,7 @@ class WrappedModule(_OfItsRootsClass, ScriptModule):
         if name in root.__dict__:  # first, as Dynamo follows this and no more
             return getattr(root, name)
         found = inspect.getattr_static(root, name, _MISSING)
-        if found is _MISSING and own["_lowtide_given"] and name not in {*_ASKED, *INSTEAD}:
+        if found is _MISSING and own["_lowtide_given"] and name not in {*_OF_FORWARD, *INSTEAD}:
             raise AttributeError(f"{self.original_name} has no {name!r}{what_can_be_called(self)}")
         if found is _MISSING:
             return super().__getattr__(name)

@@ -122,20 +122,20 @@ def trace_module(
 @dataclass(frozen=True, slots=True)
 class Example:
     """A function to trace: a call, and the calls that check the result. Without any, the traced
-    call is made a second time. `again`: a copy of the call from before the run, which may change
+    call is made a second time. `repeat`: a copy of the call from before the run, which may change
     shapes."""
 
     func: Callable[..., Any]
     call: Call
     checks: Sequence[Call]
-    again: Call = field(init=False)
+    repeat: Call = field(init=False)
 
     def __post_init__(self) -> None:
         try:
-            again = copied(self.call, data=False)
+            repeat = copied(self.call, data=False)
         except NotANest:  # recording it says which argument is none
-            again = self.call
-        object.__setattr__(self, "again", again)
+            repeat = self.call
+        object.__setattr__(self, "repeat", repeat)
 
 
 def _trace_function(example: Example, tolerance: float | None, options: Options) -> TracedFunction:
@@ -200,7 +200,7 @@ def _finish(
         traced=traced,
         tolerance=tolerance,
     )
-    check(checking, example.checks or [example.again], vary=not example.checks)
+    check(checking, example.checks or [example.repeat], vary=not example.checks)
 
 
 def _with_constants(root: torch.nn.Module, constants: Constants) -> torch.nn.Module:

@@ -74,8 +74,8 @@ def check(c: Check, calls: Sequence[Call], *, vary: bool) -> None:
 def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]:
     """Yield the faults of the program on this call."""
     with _restored(kept):
-        again = c.retrace(call)
-    differs = difference(c.recording.function, again.function)
+        second = c.retrace(call)
+    differs = difference(c.recording.function, second.function)
     if differs:
         yield f"{c.name}() records a different program when it runs again: {differs}"
     with _restored(kept):
@@ -88,7 +88,7 @@ def _faults(c: Check, call: Call, kept: Sequence[torch.Tensor]) -> Iterator[str]
         is_random = not torch.equal(torch.get_rng_state(), before)
     if is_random:
         yield f"{c.name}() draws random numbers; did you forget .eval() on your model?"
-    expected = _outputs(again.result)
+    expected = _outputs(second.result)
     wrong = _mismatch(recorded, expected, c.tolerance)
     if not wrong:
         return
@@ -105,10 +105,10 @@ def _frozen_size(c: Check, call: Call) -> str:
     programs."""
     for varied in _varied(call):
         try:
-            again = c.retrace(varied)
+            second = c.retrace(varied)
         except Exception:  # the function asks for these sizes
             continue
-        differs = difference(c.recording.function, again.function)
+        differs = difference(c.recording.function, second.function)
         if differs:
             return (
                 f"{c.name}() keeps a size of its example inputs as a constant: {differs}. "

@@ -164,9 +164,9 @@ class _Rewriter:
         if not opdefs.has_kind(made.name, ("view",)) or len(made.results) != 1:
             raise _NotTheSame
         mapping = {u: self._as_it_was(pos, u, op) for u in made.operands}
-        again = clone_op(made, mapping)
-        self.ops.append(again)
-        return again.result
+        cloned = clone_op(made, mapping)
+        self.ops.append(cloned)
+        return cloned.result
 
     def _copied(self, v: Value, how: torch.memory_format, op: Op) -> Value:
         """Return a channels-last copy, made before this op if there is none yet."""

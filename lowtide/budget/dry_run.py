@@ -136,9 +136,9 @@ class DryRun(Executor):
             env = dict(zip(driver.function.params, map(self._meta, args), strict=True))
             self._sizes += _named_sizes({v.name: env[v] for v in driver.function.arguments})
             device_mode = LikeTheCpu() if on_host else LikeCuda(self.device)
-            over = ownership.under(ownership.Rules(on_host=on_host, is_rehearsal=True))
+            rules = ownership.under(ownership.Rules(on_host=on_host, is_rehearsal=True))
             casts = self._casts.on() if _may_cast(driver.function) else contextlib.nullcontext()
-            with casts, self.ledger, device_mode, over, torch.set_grad_enabled(self.records):
+            with casts, self.ledger, device_mode, rules, torch.set_grad_enabled(self.records):
                 self.results = results = self.block(driver.plan, env)
                 if self.records:
                     with self._casts.ended():
@@ -230,7 +230,7 @@ class DryRun(Executor):
         ledger.at(step.region.context.name.partition(":")[0], step.loc, "output")
         executable = step.executable()
         donatable = step.region.donatable(entry)
-        if donatable is not None and (taken := executable.over_inputs(donatable.alone(values))):
+        if donatable is not None and (taken := executable.reusable_inputs(donatable.alone(values))):
             executable, step.taken = executable.taking(taken), taken
         recorder = step.region.recording(
             entry.spec,

@@ -108,7 +108,7 @@ class Effects:
         if len(results) != len(made):  # a list that changes later
             return Effect(repeats=False)
         pairs = zip(results, made, strict=True)
-        self._without_graph |= {id(x) for x, again in pairs if not again.requires_grad}
+        self._without_graph |= {id(x) for x, rerun in pairs if not rerun.requires_grad}
         return Effect(writes, calls.repeats)
 
     def _gaining(self, op: Op) -> set[int]:

@@ -75,7 +75,7 @@ class Bodies:
     a stand-in is given."""
 
     first: Block
-    again: Block
+    recomputed: Block
     with_saved: Block | None
     end: Value | None
 
@@ -129,26 +129,26 @@ class _Rewriter:
         key = run, products, inner, row.chunks == 1, updates or not run.updated
         if key not in self.bodies:
             ops = self.ops(run.start, run.stop, inner)
-            again = ops
+            recomputed = ops
             if run.updated:
-                again = _without_updates(self.ops(run.start, run.stop, inner, False), run)
-                ops = ops if updates else again
+                recomputed = _without_updates(self.ops(run.start, run.stop, inner, False), run)
+                ops = ops if updates else recomputed
             if row.chunks == 1:
-                again = self._with_unread_end(again)
+                recomputed = self._with_unread_end(recomputed)
             first = run.block or _block(ops, run, gives=products)
-            end = None if products else self._product_at_end(again, run)
+            end = None if products else self._product_at_end(recomputed, run)
             self.bodies[key] = Bodies(
                 first=first,
-                again=first if again is ops else _block(again, run),
-                with_saved=_with_saved(again, run, products if end is None else (end,)),
+                recomputed=first if recomputed is ops else _block(recomputed, run),
+                with_saved=_with_saved(recomputed, run, products if end is None else (end,)),
                 end=end,
             )
         return self.bodies[key]
 
-    def _product_at_end(self, again: list[Op], run: Candidate) -> Value | None:
+    def _product_at_end(self, recomputed: list[Op], run: Candidate) -> Value | None:
         """Return the result of a last op that is a product whose gradient reads its operands
         only."""
-        last = next(op for op in reversed(again) if op.name != "const")
+        last = next(op for op in reversed(recomputed) if op.name != "const")
         is_end = run.block is None and _only(last) in run.outputs and self.known.is_product(last)
         return last.result if is_end else None
 
@@ -201,8 +201,8 @@ def _with_saved(ops: list[Op], run: Candidate, products: Values) -> Block | None
     if not products:
         return None
     saved = {v: Value(v.name, v.type) for v in products}
-    again = [saved_product(op, saved[v]) if (v := _only(op)) in saved else op for op in ops]
-    return _block(again, run, takes=tuple(saved.values()))
+    recomputed = [saved_product(op, saved[v]) if (v := _only(op)) in saved else op for op in ops]
+    return _block(recomputed, run, takes=tuple(saved.values()))
 
 
 def _section(bodies: Bodies, row: Row, known: Known) -> Op:
@@ -221,9 +221,9 @@ def _section(bodies: Bodies, row: Row, known: Known) -> Op:
         how["products"] = len(row.products)
     if run.carried is not None:
         how["carried"] = run.carried
-    if bodies.again is not bodies.first:
+    if bodies.recomputed is not bodies.first:
         how["again"] = True
-        blocks.append(bodies.again)
+        blocks.append(bodies.recomputed)
     if bodies.end is not None:
         how["end"] = run.outputs.index(bodies.end)
     if bodies.with_saved is not None:

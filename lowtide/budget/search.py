@@ -190,10 +190,10 @@ def _in_chunks(
     records = cutter is not None
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
-    again: Plan | None = None
+    recompute_all: Plan | None = None
     if records and found:
         chunks = dict.fromkeys(found, 1)
-        best = again = trials.plan(chunks)
+        best = recompute_all = trials.plan(chunks)
     for _ in range(_MOST_STEPS):
         step = _next(trials, found, chunks, best.peak_bytes)
         if step is None:
@@ -201,12 +201,12 @@ def _in_chunks(
         chunks, best = step
         if records and best.peak_bytes <= budget_bytes:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
-        if again is not None:  # recomputing everything costs more than some chunks
-            yield again
-            again = None
+        if recompute_all is not None:  # recomputing everything costs more than some chunks
+            yield recompute_all
+            recompute_all = None
         yield best
-    if again is not None:
-        yield again
+    if recompute_all is not None:
+        yield recompute_all
     yield trials.plan(chunks, tiles="least")
 
 
@@ -325,7 +325,7 @@ def _recompute_share(
     """Return the share of the work that is recomputed, and what is saved."""
     counts: dict[Candidate, int] = {}
     products: dict[Candidate, tuple[Value, ...]] = {}
-    again = 0.0
+    recomputed = 0.0
     for c in parts:
         left = 1.0
         if share is not None:
@@ -336,8 +336,8 @@ def _recompute_share(
             choice = lists[min(level, len(lists) - 1)]
             products[c] = choice.values
             left *= 1 - choice.share
-        again += left / len(parts)
-    return again, Kept(chunks=counts, products=products)
+        recomputed += left / len(parts)
+    return recomputed, Kept(chunks=counts, products=products)
 
 
 def refusal(name: str, budget_bytes: int, least: MemoryPlan) -> BudgetError:

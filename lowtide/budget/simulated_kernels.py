@@ -46,7 +46,7 @@ def simulate(
                 shape = tuple(evaluate(s, known) for s in d.shape)
                 under = executable.input_under(name)
                 made.append(
-                    ownership.over(given[under], shape)
+                    ownership.in_memory_of(given[under], shape)
                     if under
                     else torch.empty(shape, dtype=d.dtype.torch, device="meta")
                 )

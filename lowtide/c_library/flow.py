@@ -421,8 +421,8 @@ class Flow(ABC):
             if (arg.dtype, len(arg.shape)) != (x.dtype, len(x.shape)):
                 raise Refused("carries tensors of several types or numbers of dims")
             assert arg.piece is not None
-            room = self.frame.pieces[arg.piece].nbytes[0]
-            if not nonnegative(room - self.frame.most(nbytes(x))):
+            available = self.frame.pieces[arg.piece].nbytes[0]
+            if not nonnegative(available - self.frame.most(nbytes(x))):
                 raise Refused("carries a tensor that grows; preallocate it, and write into it")
             source = x
             if x.at in memory:  # another carried one: its old value

@@ -167,8 +167,8 @@ def gathered(
             for _ in range(_MOST_ROUNDS):
                 try:
                     entry = _Printed(name, function, values, given, kernels, found, upper).entry()
-                except Again as again:
-                    found.add(again)
+                except Again as retry:
+                    found.add(retry)
                     continue
                 break
             else:

@@ -219,16 +219,16 @@ def _decider(around: Surroundings, spots: Mapping[Spot, Index]) -> Decide:
 
     def decide(index: Index, binding: Binding, known: Mapping[Index, bool]) -> bool | None:
         outer = {name: spots[found[0]] for name, found in binding.spots.items() if found}
-        asked = _in(index, outer)
+        value = _in(index, outer)
         for other, holds in known.items():
-            apart = asked - _in(other, outer)
+            apart = value - _in(other, outer)
             if holds and around.frame.is_sure(apart):
                 return True
             if not holds and around.frame.is_sure(-apart):
                 return False
-        if around.frame.is_sure(asked):
+        if around.frame.is_sure(value):
             return True
-        return False if around.frame.is_sure(-asked - 1) else None
+        return False if around.frame.is_sure(-value - 1) else None
 
     return decide
 

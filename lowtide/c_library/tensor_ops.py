@@ -279,13 +279,13 @@ def _chosen(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> Tensor:
             numbers.lines.append(_bad(f"{c_index(a)} != {c_index(b)}"))
     count, rest = product(x.shape[:rank]), x.shape[rank:]
     frame.touch(x, mask)
-    room = memory(frame, x.dtype, (count, *rest))
-    numbers.lines.append(declared(room))
+    buffer = memory(frame, x.dtype, (count, *rest))
+    numbers.lines.append(declared(buffer))
     row = product(rest) * x.dtype.itemsize
-    call = f"lt_choose({room.at}, {x.at}, {mask.at}, {c_int(count)}, {c_int(row)})"
+    call = f"lt_choose({buffer.at}, {x.at}, {mask.at}, {c_int(count)}, {c_int(row)})"
     n = numbers.int_of(call, 0, frame.most(count))
     return Tensor(
-        at=room.at, dtype=x.dtype, shape=(n, *rest), piece=room.piece, family=room.family,
+        at=buffer.at, dtype=x.dtype, shape=(n, *rest), piece=buffer.piece, family=buffer.family,
         writable=True,
     )  # fmt: skip
 
@@ -297,17 +297,17 @@ def _nonzero(frame: Frame, numbers: Numbers, x: Tensor, as_tuple: bool) -> list[
         raise Refused("as a tuple: of one dim alone; use as_tuple=False and unbind")
     count, rank = product(x.shape), len(x.shape)
     frame.touch(x)
-    room = memory(frame, dtypes.i64, (count, as_index(rank)))
+    buffer = memory(frame, dtypes.i64, (count, as_index(rank)))
     sizes = frame.fresh("n_")
     numbers.lines += [
-        declared(room),
+        declared(buffer),
         f"const int64_t {sizes}[] = {{{', '.join(map(c_int, x.shape))}}};",
     ]
-    call = f"lt_places_{x.dtype.name}({x.at}, {room.at}, {c_int(count)}, {rank}, {sizes})"
+    call = f"lt_places_{x.dtype.name}({x.at}, {buffer.at}, {c_int(count)}, {rank}, {sizes})"
     n = numbers.int_of(call, 0, frame.most(count))
     shape = (n,) if as_tuple else (n, as_index(rank))
     found = Tensor(
-        at=room.at, dtype=dtypes.i64, shape=shape, piece=room.piece, family=room.family,
+        at=buffer.at, dtype=dtypes.i64, shape=shape, piece=buffer.piece, family=buffer.family,
         writable=True,
     )  # fmt: skip
     return [(found,)] if as_tuple else [found]
@@ -336,9 +336,9 @@ def block_set(
         return False
     frame.touch(x, value)
     for k, (begin, n, _) in enumerate(chosen):
-        room = x.shape[k] - n
-        if not (frame.is_sure(begin) and frame.is_sure(room - begin)):
-            lines.append(f"if ({c_int(begin)} < 0 || {c_int(begin)} > {c_int(room)}) "
+        slack = x.shape[k] - n
+        if not (frame.is_sure(begin) and frame.is_sure(slack - begin)):
+            lines.append(f"if ({c_int(begin)} < 0 || {c_int(begin)} > {c_int(slack)}) "
                          f"{returns['BAD_INDEX']}")  # fmt: skip
     _copy_block(frame, lines, x, value, chosen)
     return True

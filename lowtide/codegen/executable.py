@@ -125,11 +125,11 @@ class Executable:
 
     # -- results in the memory of an input --
 
-    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+    def reusable_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
         """Return a map from results to those of `inputs` (all dead after the call) whose memory
         they may take. It is empty for several parts, since a later part may read the input."""
         only = self._only_part()
-        return {} if only is None else only.over_inputs(inputs)
+        return {} if only is None else only.reusable_inputs(inputs)
 
     def input_under(self, name: str) -> str:
         """Return the input whose memory a result takes, "" if it has memory of its own."""

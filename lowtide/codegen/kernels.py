@@ -130,8 +130,8 @@ class Kernels(ABC):
         x, y = self.shaped[a], self.shaped[b]
         return (x.shape, x.dtype) == (y.shape, y.dtype)
 
-    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
-        """See `Executable.over_inputs`. No two results take the same input."""
+    def reusable_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+        """See `Executable.reusable_inputs`. No two results take the same input."""
         found: dict[str, str] = {}
         for name, places in self.replaceable.items():
             free = [n for n in places if n in inputs and n not in found.values()]
@@ -140,7 +140,7 @@ class Kernels(ABC):
         return found
 
     def taking(self, taken: Mapping[str, str]) -> Kernels:
-        """Return a copy in which results take the memory of inputs. `taken`: see `over_inputs`."""
+        """Return a copy in which results take inputs' memory. `taken`: see `reusable_inputs`."""
         made = copy.copy(self)
         made.placed = {**self.placed, **taken}
         made._forget()

@@ -86,7 +86,7 @@ class Tuned:
         self._latest = Found(tiling="", executable=self.usual, times={})
         self._lock = threading.RLock()
 
-    def over_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
+    def reusable_inputs(self, inputs: Collection[str]) -> Mapping[str, str]:
         """Return nothing: to be timed, a call runs several times on the same inputs."""
         return {}
 

@@ -451,7 +451,7 @@ def _by_kernels(
     else:
         values = (*kept, *dense, *call.aliases)
         given = [cast("Tensor", values[k]) for k in way.picked]
-        executable = way.made.over(free) if free else way.made.executable
+        executable = way.made.reusing(free) if free else way.made.executable
         try:
             results = [*r.launch(executable, given, call.sizes, call.numbers)]
         except KernelFault:

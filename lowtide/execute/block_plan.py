@@ -67,7 +67,7 @@ class BlockPlan:
         self._first_live_ins = list(live_ins)
         self.constants = {op.result: op.attrs["value"] for op in block.ops if op.name == "const"}
         self.is_repeated = False
-        self.is_again = False  # in a section, which may be computed again to record gradients
+        self.may_recompute = False  # in a section, which may be computed again to record gradients
         self.tiles: Tiles = "usual"
         self.growing = {v for v in block.args if _is_tensors(v)}
         self.growing |= {op.operands[0] for op in walk(block) if op.name in _GROW}
@@ -129,7 +129,7 @@ class BlockPlan:
                 shown=self.shown,
                 tiles=self.tiles,
                 is_repeated=self.is_repeated,
-                is_again=self.is_again,
+                may_recompute=self.may_recompute,
             ),
         )
 
@@ -207,7 +207,7 @@ class BlockPlan:
                 made = BlockPlan(block, self.name, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
-                made.is_again = self.is_again
+                made.may_recompute = self.may_recompute
                 made.tiles = self.tiles
                 made.constants |= self.constants
                 made.growing |= self.growing

@@ -144,8 +144,8 @@ class Chunks:
         whole one. `free`, `spent`: cotangents and operands without other uses, whose memory may be
         reused."""
         del saved
-        over = self._over(values, wanted, cotangents, free, spent)
-        found = Gradients(values, over, cotangents)
+        reused = self._reused_memory(values, wanted, cotangents, free, spent)
+        found = Gradients(values, reused, cotangents)
         for span in reversed(list(self.spans(values))):
             given = self.cotangents(cotangents, span)
             known = self._recorded.pop(span.start, None)
@@ -160,7 +160,7 @@ class Chunks:
             del rows  # free them before the next chunk runs
         return found.rows
 
-    def _over(
+    def _reused_memory(
         self,
         values: Sequence[Any],
         wanted: Sequence[bool],
@@ -259,7 +259,7 @@ class Chunks:
         """Write a chunk's results into the joined ones. `results` is empty at the first chunk."""
         if not results:
             rows = zip(part, joins, self._orders(part, joins), strict=True)
-            results += [_room(r, d, span, order) for r, d, order in rows]
+            results += [_allocated(r, d, span, order) for r, d, order in rows]
         for k, (whole, r, d) in enumerate(zip(results, part, joins, strict=True)):
             if d == ADDED and span.start:
                 results[k] = _sum(whole, r)
@@ -367,7 +367,7 @@ def _sum(a: Tensor, b: Tensor) -> Tensor:
     return long
 
 
-def _room(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
+def _allocated(part: Any, dim: int | None, span: Span, order: Sequence[int] | None) -> Any:
     """Allocate a joined result, with this order of dims or that of the first chunk."""
     if dim is None or dim == ADDED:
         return part

@@ -141,7 +141,7 @@ class Executor(ABC):
     def runner(self, plan: BlockPlan, block: Block) -> RunBlock:
         """Return a function that runs a block of a section, which reads nothing outside."""
         inner = plan.inner(block)
-        inner.is_again = True
+        inner.may_recompute = True
         return partial(self.run_repeatable, inner, {})
 
 

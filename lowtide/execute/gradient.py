@@ -65,7 +65,7 @@ class Saved:
 class Pass:
     """A compiled backward Program. `inputs` and `outputs`: names of tensors in order; `dtypes`: of
     the outputs. `orders`: orders of dims of gradients whose input is not in row-major order.
-    `others`: see `over`. `adds`: scatters that the kernels add to gradients. For the rest see
+    `others`: see `reusing`. `adds`: scatters that the kernels add to gradients. For the rest see
     `autodiff.Backward`."""
 
     executable: Any
@@ -78,12 +78,12 @@ class Pass:
     orders: Mapping[str, Order] = field(default_factory=dict[str, Order])
     others: dict[tuple[str, ...], Any] = field(default_factory=dict[tuple[str, ...], Any])
 
-    def over(self, free: Sequence[str]) -> Any:
+    def reusing(self, free: Sequence[str]) -> Any:
         """Return the executable that writes its outputs into these inputs, as far as possible."""
         key = tuple(n for n in free if n in self.inputs)
         found = self.others.get(key)
         if found is None:
-            taken = self.executable.over_inputs(key)
+            taken = self.executable.reusable_inputs(key)
             made = self.executable.taking(taken) if taken else self.executable
             found = self.others.setdefault(key, made)
         return found
@@ -207,7 +207,7 @@ class Gradient:
     def _chosen(self, hints: Mapping[str, int]) -> list[str]:
         outputs = [(self.diff.shape(n), self.diff.dtype(n)) for n in self.program.results]
         inputs = [(i.shape, i.dtype) for i in self.program.inputs.values()]
-        room = sum(_bytes(shape, dtype.itemsize, hints) for shape, dtype in [*inputs, *outputs])
+        io_bytes = sum(_bytes(shape, dtype.itemsize, hints) for shape, dtype in [*inputs, *outputs])
         backward = self._backward_program(self.wanted, self._all_given(), ())
         read = dict.fromkeys(
             load.source
@@ -216,7 +216,7 @@ class Gradient:
             for load in ex.loads(d.expr)
         )
         read |= dict.fromkeys(n for y in backward.delays.values() for n in (y.source, y.init))
-        stepwise = _Stepwise(self.diff, hints, room)
+        stepwise = _Stepwise(self.diff, hints, io_bytes)
         chosen = dict.fromkeys(n for n in self.diff.defs if n in read and stepwise.is_costly(n))
         seen: set[str] = set()
         todo = list(read)
@@ -230,7 +230,7 @@ class Gradient:
                     todo += [y.source, y.init]
                 continue
             seen.add(name)
-            small = _bytes(d.shape, d.dtype.itemsize, hints) <= room
+            small = _bytes(d.shape, d.dtype.itemsize, hints) <= io_bytes
             costly = self._is_costly(d, hints) or self._is_rounded_sum(d, hints)
             if name in self.diff.must_save or (small and costly and name not in self.diff.late):
                 chosen[name] = None
@@ -375,12 +375,14 @@ def _in_input_layouts(
 class _Stepwise:
     """Values saved for each step of a loop, since the backward pass could recompute them only by a
     long sum. Examples are sums over carried values or over all earlier steps. Eager mode
-    saves them, too. `room`: the bytes of inputs and outputs."""
+    saves them, too. `io_bytes`: of inputs and outputs."""
 
-    def __init__(self, diff: autodiff.Differentiation, hints: Mapping[str, int], room: int) -> None:
+    def __init__(
+        self, diff: autodiff.Differentiation, hints: Mapping[str, int], io_bytes: int
+    ) -> None:
         self.diff = diff
         self.hints = hints
-        self.room = room
+        self.io_bytes = io_bytes
         self._known: dict[str, tuple[bool, bool]] = {}
 
     def is_costly(self, name: str) -> bool:
@@ -405,7 +407,7 @@ class _Stepwise:
         return self._known[name]
 
     def _is_long(self, d: Def) -> bool:
-        are_pairs = _bytes(d.shape, d.dtype.itemsize, self.hints) > PAIRS * self.room
+        are_pairs = _bytes(d.shape, d.dtype.itemsize, self.hints) > PAIRS * self.io_bytes
         few = PAIR_TERMS if are_pairs else CHEAP_TERMS
         return isinstance(d.expr, Reduce) and _terms(d.expr, self.hints) > few
 

@@ -23,20 +23,20 @@ Tensor = torch.Tensor
 
 
 class Gradients:
-    """Gradients of operands, accumulated over chunks. `over`: cotangents, by the operand whose
+    """Gradients of operands, accumulated over chunks. `reused`: cotangents, by the operand whose
     gradient is written into their memory after the chunk has read its part. `cotangents`: all of
     them."""
 
     def __init__(
         self,
         values: Sequence[Any],
-        over: Mapping[int, Tensor],
+        reused: Mapping[int, Tensor],
         cotangents: Sequence[Tensor | None],
     ) -> None:
         self.rows: list[Tensor | None] = [None] * len(values)
         self._values = values
-        self._over = over
-        self._written = {storage_of(x) for x in self._over.values()}
+        self._reused = reused
+        self._written = {storage_of(x) for x in self._reused.values()}
         self._own: set[int] = set()  # rows with memory of their own, which may be added to
         self._others = set(_storages([*values, *cotangents]))
         self._is_first = True
@@ -88,19 +88,19 @@ class Gradients:
             if g.shape == self._values[k].shape:
                 self._add_whole(k, g, uses)
                 return
-            whole = self.rows[k] = self._room(k, cut, span)
+            whole = self.rows[k] = self._allocated(k, cut, span)
         part = cut.of(whole, span.start, span.size)
         if cut.parts_all(whole, span.extent):
             part.copy_(g) if g is not None else part.zero_()
         elif g is not None:
             part.add_(g)
 
-    def _room(self, k: int, cut: Cut, span: Span) -> Tensor:
+    def _allocated(self, k: int, cut: Cut, span: Span) -> Tensor:
         """Return memory for a gradient: zeros, or the memory of a cotangent that was read."""
-        like, over = self._values[k], self._over.get(k)
-        if over is None or not self._is_first or not cut.parts_all(like, span.extent):
+        like, reused = self._values[k], self._reused.get(k)
+        if reused is None or not self._is_first or not cut.parts_all(like, span.extent):
             return torch.zeros_like(like)
-        return over.data
+        return reused.data
 
 
 def _storages(values: Iterable[Any]) -> list[int]:

@@ -38,7 +38,7 @@ from lowtide.execute.host_code import HostCode
 from lowtide.execute.keys import Keys
 from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
 from lowtide.execute.region_state import Effects, RegionContext, RegionOps, Signatures
-from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, room_bytes
+from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, input_output_bytes
 from lowtide.execute.specialisations import Donatable, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
 from lowtide.ir.core import Value, walk
@@ -150,14 +150,14 @@ class Region:
         assert run is not None
         if entry.donatable is None or not (alone := entry.donatable.alone(values)):
             return run
-        taken = spec.executable.over_inputs(alone)
+        taken = spec.executable.reusable_inputs(alone)
         key = tuple(taken.items())
-        found = spec.over.get(key)
+        found = spec.reusing.get(key)
         if found is None:
             with self.lock:
                 assert spec.host is not None
                 made = self.recording(spec, spec.executable.taking(taken), launched)
-                found = spec.over.setdefault(key, spec.host.bind(made))
+                found = spec.reusing.setdefault(key, spec.host.bind(made))
         return found
 
     def _callable(self, spec: Specialisation, entry: Entry) -> Any:
@@ -169,14 +169,14 @@ class Region:
     def recording(self, spec: Specialisation, executable: Any, launch: Launch) -> Any:
         """Return the callable that runs the kernels, and records them if outputs carry
         gradients."""
-        if spec.gradient is None or spec.again is None:
+        if spec.gradient is None or spec.eager_ops is None:
             return executable
         live = {v: k for k, v in enumerate(self.ops.live_ins)}
         changed = {live[v] for v in self.effects.changed if v in live}
         copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
         with_graph = second_order.gradients
         return Recorder(
-            executable, spec.gradient, spec.again, spec.places, copies, launch, with_graph
+            executable, spec.gradient, spec.eager_ops, spec.places, copies, launch, with_graph
         )
 
     def executable(self, spec: Specialisation, entry: Entry) -> Any:
@@ -199,7 +199,7 @@ class Region:
                     tiles=self.context.tiles,
                 )
                 spec.executable = debug.planned(self.context.name, compile_program, hints)
-                spec.suits = evaluate(spec.room, hints)
+                spec.planned_io_bytes = evaluate(spec.io_bytes, hints)
             return spec.executable
 
     # -- the second cache --
@@ -252,15 +252,15 @@ class Region:
         if host is None or spec.executable is None or self.signatures.count >= MAX_CLASSES:
             return False
         sizes = dict(zip(host.symbols, entry.sizes, strict=True))
-        room, plan = evaluate(spec.room, sizes), _plan(spec)
+        io_bytes, plan = evaluate(spec.io_bytes, sizes), _plan(spec)
         wide = plan.too_wide(sizes)
         if wide is not None and symbols(wide) <= binding.numbers.keys():
             fresh = self._replanned(spec, binding, TOO_WIDE)
             return self._is_split(binding, Split(wide, yes=fresh, no=spec))
-        if room <= max(GROWN * spec.suits, GROWN_AGAIN * spec.looked):
+        if io_bytes <= max(GROWN * spec.planned_io_bytes, GROWN_AGAIN * spec.searched_io_bytes):
             return False
         if not plan.may_be_outgrown(sizes):
-            spec.looked = room
+            spec.searched_io_bytes = io_bytes
             return False
         fresh = self._replanned(spec, binding, OUTGROWN)
         try:
@@ -271,15 +271,17 @@ class Region:
             survive(error, what, "those for smaller ones run")
             is_worth_it = False
         if not is_worth_it:
-            spec.suits = room
+            spec.planned_io_bytes = io_bytes
             return False
         return self._is_split(binding, Split(plan.threshold(sizes), yes=fresh, no=spec))
 
     def _replanned(self, spec: Specialisation, binding: Binding, why: str) -> Specialisation:
         """Return the same specialisation without kernels."""
         assert spec.host is not None
-        again = self._gradient(spec.host, binding)
-        return replace(spec, gradient=again, executable=None, run=None, over={}, differences=(why,))
+        gradient = self._gradient(spec.host, binding)
+        return replace(
+            spec, gradient=gradient, executable=None, run=None, reusing={}, differences=(why,)
+        )
 
     def _is_split(self, binding: Binding, split: Split) -> bool:
         """Replace the node in the tree by a split; return True."""
@@ -331,7 +333,7 @@ class Region:
         """Return the live-ins seen through the signature as it is now."""
         known = self.signatures
         made = Binding(values, known.levels, self.keys.floats, device, known.alike)
-        made.is_again = self.context.is_again
+        made.may_recompute = self.context.may_recompute
         return made
 
     def make(self, binding: Binding, assumed: dict[Index, bool], values: list[Any]) -> Node | None:
@@ -394,7 +396,7 @@ class Region:
             born = trace.env.keys() - set(o.live_ins)
             alive = o.live_at[trace.stop]
             results = [v for v in trace.env if v in alive and v in born]
-        host = gradient = again = apart = None
+        host = gradient = eager_ops = apart = None
         if trace.stop > o.start:
             try:
                 host, orders = self._host_code(trace, binding, results, values)
@@ -404,11 +406,11 @@ class Region:
             if gradient is None and binding.wanted:
                 host = self._host(trace, binding, results, False, orders)
             elif gradient is not None:
-                again = self._again(trace, binding, host)
-                if again is None:
+                eager_ops = self._eager_ops(trace, binding, host)
+                if eager_ops is None:
                     return self._eager("gradients of a value from within a branch or a loop")
                 lent = self.effects.lent
-                apart = unsaved(again, gradient, binding.tensors, o.live_ins, lent, values)
+                apart = unsaved(eager_ops, gradient, binding.tensors, o.live_ins, lent, values)
         known.count += 1
         stats.count("specialisations")
         sizes = self._size_names(binding)
@@ -426,12 +428,12 @@ class Region:
             size_names=sizes,
             host=host,
             gradient=gradient,
-            again=again,
+            eager_ops=eager_ops,
             places=binding.tensors,
             unsaved=apart or frozenset(),
             differences=differences(facts, earlier),
             machine=binding.machine,
-            room=as_index(0) if host is None else room_bytes(host.program),
+            io_bytes=as_index(0) if host is None else input_output_bytes(host.program),
             excess_bytes=self._excess_bytes(trace, host, binding),
         )
 
@@ -455,10 +457,10 @@ class Region:
         plain = not has_format and is_plain(self.ops.until(trace.stop))
         if (binding.is_contiguous and plain) or host.is_empty or is_none():
             return host, host_code.NO_ORDERS
-        orders = orders_of(self._again(trace, binding, host), host.outputs, values)
+        orders = orders_of(self._eager_ops(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders
 
-    def _again(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
+    def _eager_ops(self, trace: Trace, binding: Binding, host: HostCode) -> EagerRegion | None:
         o, kind = self.ops, binding.device.type
         return eager_region(o.block, o.start, trace.stop, o.live_ins, trace, host, kind)
 
@@ -555,8 +557,8 @@ def _shapes(values: Sequence[Any]) -> tuple[torch.Size, ...]:
 
 def _plan(spec: Specialisation) -> Plan:
     return Plan(
-        room=spec.room,
+        io_bytes=spec.io_bytes,
         executable=spec.executable,
         gradient=spec.gradient,
-        suits=spec.suits,
+        planned_io_bytes=spec.planned_io_bytes,
     )

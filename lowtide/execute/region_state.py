@@ -60,7 +60,7 @@ class RegionContext:
     shown: Mapping[Value, str]  # the user's names of captured values
     tiles: Tiles  # see `backend`
     is_repeated: bool  # whether it runs in a loop of the driver
-    is_again: bool  # see `Builder`
+    may_recompute: bool  # see `Builder`
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

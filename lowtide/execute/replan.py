@@ -33,13 +33,13 @@ _WORTH: Final = 0.75  # another plan must need at most this share of memory or t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Kernels that were planned for sizes at which inputs and outputs took `suits` bytes. At the
-    current sizes these take `room`."""
+    """Kernels, the bytes of inputs and outputs (`io_bytes`), and these bytes at the sizes for which
+    the kernels were planned."""
 
-    room: Index
+    io_bytes: Index
     executable: Any
     gradient: Gradient | None
-    suits: int
+    planned_io_bytes: int
 
     def needs(self, sizes: Mapping[str, int]) -> int:
         """Return the bytes at the peak of the forward or the backward pass, saved values
@@ -60,7 +60,7 @@ class Plan:
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
         """Return whether a plan for much smaller sizes takes much more than inputs and outputs.
         With a model of the time, also whether larger blocks may be faster."""
-        is_large = self.needs(sizes) > evaluate(self.room, sizes) + _SPARE_BYTES
+        is_large = self.needs(sizes) > evaluate(self.io_bytes, sizes) + _SPARE_BYTES
         return is_large or self.executable.time_ns(sizes) > 0
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
@@ -75,10 +75,10 @@ class Plan:
 
     def threshold(self, sizes: Mapping[str, int]) -> Index:
         """Return an index that is not negative at sizes nearer to these than to the plan's."""
-        return self.room - math.isqrt(self.suits * evaluate(self.room, sizes))
+        return self.io_bytes - math.isqrt(self.planned_io_bytes * evaluate(self.io_bytes, sizes))
 
 
-def room_bytes(program: Program) -> Index:
+def input_output_bytes(program: Program) -> Index:
     """Return the bytes of inputs and outputs."""
     inputs = [product(i.shape) * i.dtype.itemsize for i in program.inputs.values()]
     made = [program.defs[n] for n in program.results if n in program.defs]

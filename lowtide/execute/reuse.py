@@ -54,7 +54,7 @@ def donatable(
     for name, place in _alone_at(spec.places).items():
         if live_ins[place] not in owned & gone or place in host.reads_after:
             continue
-        if _is_saved(spec, name) or not spec.executable.over_inputs([name]):
+        if _is_saved(spec, name) or not spec.executable.reusable_inputs([name]):
             continue
         if _bytes(spec, entry, name) >= ownership.LEAST_BYTES:
             names[place] = name

@@ -26,7 +26,7 @@ _REMEDY = (
     "this one with LOWTIDE_DISABLE=1"
 )
 _HOOKED = "{}: a hook, or retain_grad()," + _REMEDY
-_ASKED = "{}: torch.autograd.grad with respect to, or backward(inputs=...) with," + _REMEDY
+_PROBLEM = "{}: torch.autograd.grad with respect to, or backward(inputs=...) with," + _REMEDY
 Seen = Sequence[tuple[int, weakref.ref[Any]]]  # positions among the results, and these
 
 
@@ -49,25 +49,25 @@ def dependent(program: Program, carrying: Sequence[bool]) -> Dependent:
 
 
 def watch(results: Sequence[torch.Tensor], dependent: Dependent, program: Program) -> Seen:
-    """See to it that a gradient raises that reaches one of the others, if it is asked for with
+    """See to it that a gradient raises that reaches one of the others, if it is requested with
     respect to a result that they are computed from. Return these results."""
     upon, others = dependent
     if not others:
         return ()
     node = weakref.ref(results[others[0]].grad_fn)
-    hook = functools.partial(_check_unasked, node, upon, program)
+    hook = functools.partial(_check_unrequested, node, upon, program)
     for k in others:
         results[k].register_hook(hook)  # pyright: ignore[reportUnknownMemberType]
     return [(k, weakref.ref(results[k])) for k in upon]
 
 
-def _check_unasked(
+def _check_unrequested(
     node: weakref.ref[Any], upon: Sequence[int], program: Program, _: torch.Tensor
 ) -> None:
-    asked = inputs_of_backward()
+    requested = inputs_of_backward()
     for k in upon:
-        if (node(), k) in asked:
-            raise RuntimeError(_ASKED.format(program.defs[program.results[k]].loc))
+        if (node(), k) in requested:
+            raise RuntimeError(_PROBLEM.format(program.defs[program.results[k]].loc))
 
 
 def check_unseen(results: Seen, program: Program) -> None:
@@ -83,6 +83,6 @@ def _reads(hook: Any) -> bool:
     """Return whether a hook may read or change a gradient; FSDP's only wait for the moment."""
     while isinstance(hook, functools.partial):
         hook = hook.func
-    return hook is not _check_unasked and not str(getattr(hook, "__module__", "")).startswith(
+    return hook is not _check_unrequested and not str(getattr(hook, "__module__", "")).startswith(
         "torch.distributed."
     )

@@ -43,14 +43,15 @@ class Specialisation:
     """Ops [start, stop) for one signature. `eager`: why PyTorch runs them, "" if kernels do.
     `whole`: they are all of the program, and PyTorch computes no gradient of a view.
 
-    `gradient` and `again`: the backward pass, and the same ops for PyTorch to run; None if no
+    `gradient` and `eager_ops`: the backward pass, and the same ops for PyTorch to run; None if no
     output carries a gradient. `places`: the position of each Program tensor among the live-ins.
     `unsaved`: inputs of which the backward pass needs a copy. `differences`: from the nearest
-    specialisation compiled before it. `room`: bytes of inputs and outputs. `suits`: these bytes at
-    the largest sizes for which no better plan than `executable` was found. `looked`: the same at
-    the largest sizes for which none was searched. `excess_bytes`: bytes of all values beyond those
-    up to which PyTorch is as fast, None if it is slower at all sizes. `over`: like `run`, with
-    results written over dead operands (`reuse`), by these operands.
+    specialisation compiled before it. `io_bytes`: of inputs and outputs.
+    `planned_io_bytes`: these at the largest sizes for which no better plan than `executable` was
+    found. `searched_io_bytes`: these at the largest sizes for which none was searched.
+    `excess_bytes`: bytes of all values beyond those up to which PyTorch is as fast, None if it is
+    slower at all sizes. `reusing`: like `run`, with results written over dead operands (`reuse`),
+    by these operands.
     """
 
     stop: int
@@ -65,18 +66,18 @@ class Specialisation:
     size_names: dict[str, str] = field(default_factory=dict[str, str])
     host: HostCode | None = None
     gradient: Gradient | None = None
-    again: EagerRegion | None = None
+    eager_ops: EagerRegion | None = None
     places: dict[str, Place] = field(default_factory=dict[str, Place])
     unsaved: frozenset[str] = frozenset()
     differences: tuple[str, ...] = ()
     machine: str = "cpu"
     executable: Any = None
     run: Callable[..., tuple[Any, ...]] | None = None
-    room: Index = field(default_factory=lambda: as_index(0))
+    io_bytes: Index = field(default_factory=lambda: as_index(0))
     excess_bytes: Index | None = None
-    suits: int = 0
-    looked: int = 0
-    over: dict[Donations, Callable[..., tuple[Any, ...]]] = field(
+    planned_io_bytes: int = 0
+    searched_io_bytes: int = 0
+    reusing: dict[Donations, Callable[..., tuple[Any, ...]]] = field(
         default_factory=dict[Donations, "Callable[..., tuple[Any, ...]]"]
     )
 

@@ -77,9 +77,9 @@ def _has_product_of_pairs(
     program: Program, diff: Differentiation, hints: Mapping[str, int]
 ) -> bool:
     """Return whether a sum has more elements than all inputs together. It is a cheap first test."""
-    room = sum(_elements(i.shape, hints) for i in program.inputs.values())
+    input_elements = sum(_elements(i.shape, hints) for i in program.inputs.values())
     sums = (d for d in diff.defs.values() if isinstance(d.expr, Reduce) and d.expr.fn == "sum")
-    return any(_elements(d.shape, hints) > room for d in sums)
+    return any(_elements(d.shape, hints) > input_elements for d in sums)
 
 
 def _elements(shape: Sequence[Index], hints: Mapping[str, int]) -> int:

@@ -7,7 +7,7 @@ In: a source name and the types of the arguments. Out: a bool.
     torch.sum(x, keepdim=True)      False: no overload has `keepdim` without `dim`
     F.softmax(x, axis=1)            False
 
-Records of `lowtide.ops` join overloads that PyTorch's parser keeps apart. So its parser is asked,
+Records of `lowtide.ops` join overloads that PyTorch's parser keeps apart. So its parser is called
 once for each form, with a meta tensor and numbers in place of the arguments. A call that it does
 not take is left to PyTorch, which raises its own TypeError when the call runs.
 """

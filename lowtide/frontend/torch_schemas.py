@@ -41,13 +41,13 @@ class Results:
 _TENSOR = Results((t.TENSOR,))
 _ANY = Results((t.ANY,))
 
-# What gives a tensor, or several if it is asked to: `F.max_pool2d(x, 2, return_indices=True)`.
+# What gives a tensor, or several on request: `F.max_pool2d(x, 2, return_indices=True)`.
 _VARYING = frozenset({
     *(f"{root}.unique{n}" for root in ("torch", "Tensor") for n in ("", "_consecutive")),
     *(f"F.{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3)),
 })  # fmt: skip
-_ASKED = ("return_inverse", "return_counts", "return_indices")
-# How many arguments these take before the one that asks for more.
+_MORE_RESULTS = ("return_inverse", "return_counts", "return_indices")
+# How many arguments these take before the one that requests more results.
 _BEFORE = {"unique": 2, "unique_consecutive": 1, "adaptive": 2, "max": 6, "fractional": 4}
 # Tensors, though neither a schema nor an annotation says so.
 _TENSORS = frozenset({
@@ -168,7 +168,7 @@ def _asks(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bo
     """Return whether a call may return more than one tensor."""
     name = target.rpartition(".")[2]
     before = _BEFORE[name if name in _BEFORE else name.partition("_")[0]]
-    return any(k in keywords for k in _ASKED) or len(args) > before
+    return any(k in keywords for k in _MORE_RESULTS) or len(args) > before
 
 
 def _could_take(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:

@@ -80,7 +80,7 @@ class _FromLeaf(torch.autograd.Function):
 
 def over_nothing(x: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of the form of `x` on the device, whose memory is never touched."""
-    return over(x, untouched(x.untyped_storage().nbytes(), device))
+    return in_storage(x, untouched(x.untyped_storage().nbytes(), device))
 
 
 def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
@@ -89,8 +89,8 @@ def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
     if device.type != "cpu":
         nowhere = storage_nowhere(nbytes, device)
         with torch.no_grad():
-            over = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
-        throw_on_data_pointer(over)
+            empty = torch.empty(0, dtype=torch.uint8, device=device).set_(nowhere)  # pyright: ignore
+        throw_on_data_pointer(empty)
         return nowhere
     if nbytes < _SMALL_BYTES:
         return Storage(nbytes, device="cpu")
@@ -98,7 +98,7 @@ def untouched(nbytes: int, device: torch.device = _CPU) -> Storage:
     return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
 
 
-def over(x: Tensor, storage: Storage) -> Tensor:
+def in_storage(x: Tensor, storage: Storage) -> Tensor:
     """Return a tensor of the form of `x` in this storage."""
     made = torch.empty(0, dtype=x.dtype, device=storage.device)
     made = made.set_(storage, x.storage_offset(), x.shape, x.stride())  # pyright: ignore

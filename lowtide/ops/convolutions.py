@@ -136,10 +136,10 @@ def _convolved(
 def _count(b: Builder, size: Size, kernel: Size, stride: int, border: int, dilation: int) -> Size:
     """Return how many windows fit."""
     k = b.static_int(kernel)
-    room = as_index(size) + (2 * border - dilation * (k - 1) - 1)
-    if k < 1 or not b.at_least(room, 0):
+    slack = as_index(size) + (2 * border - dilation * (k - 1) - 1)
+    if k < 1 or not b.at_least(slack, 0):
         raise b.error("a convolution whose window does not fit")
-    count = floordiv(room, stride) + 1
+    count = floordiv(slack, stride) + 1
     return count if count.const is None else count.const
 
 

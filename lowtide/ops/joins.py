@@ -230,8 +230,8 @@ def _check_border(
         for p in pair:
             if not b.at_least(p, 0):
                 raise Unsupported(f"{mode} padding by a negative size")
-            room = as_index(x.shape[d]) - p - (1 if mode == "reflect" else 0)
-            if mode != "replicate" and not b.at_least(room, 0):
+            slack = as_index(x.shape[d]) - p - (1 if mode == "reflect" else 0)
+            if mode != "replicate" and not b.at_least(slack, 0):
                 raise b.error(f"{mode} padding larger than the dimension")
 
 

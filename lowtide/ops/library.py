@@ -46,7 +46,7 @@ def require_none(b: Builder) -> None:
 
 def require_plain(b: Builder) -> None:
     """Raise Unsupported for what only PyTorch does: gradients of it, and all on a GPU."""
-    if b.device.type != "cpu" or b.records or b.is_again:
+    if b.device.type != "cpu" or b.records or b.may_recompute:
         raise Unsupported("is PyTorch's own, where a gradient is recorded or on a GPU")
 
 

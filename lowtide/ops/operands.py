@@ -170,7 +170,7 @@ def promote(*operands: Operand) -> DType:
             which, dtype = 2, number_dtype(x)
         groups[which] = promote_types(groups[which], dtype)
     dims, zero, number = groups
-    found = _over(dims, _over(zero, number))
+    found = _with_precedence(dims, _with_precedence(zero, number))
     assert found is not None
     return found
 
@@ -181,7 +181,7 @@ def promote_types(a: DType | None, b: DType | None) -> DType | None:
     return from_torch(torch.promote_types(a.torch, b.torch))
 
 
-def _over(higher: DType | None, lower: DType | None) -> DType | None:
+def _with_precedence(higher: DType | None, lower: DType | None) -> DType | None:
     """Return `combine_categories` of ATen: the lower category counts only if it is of a higher
     kind."""
     if higher is None or lower is None:

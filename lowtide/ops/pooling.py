@@ -83,16 +83,16 @@ def _windows(
             raise b.error("pooling with a border of more than half a window")
         if not all(b.at_least(n, 1) for n in x.shape[:-dims]):
             raise Unsupported("pooling of nothing")
-        room = as_index(size) + (2 * p - reach)
+        slack = as_index(size) + (2 * p - reach)
         if ceil_mode is True:
             n = b.static_int(size)
             count = -(-(n + 2 * p - reach) // s) + 1
             count -= (count - 1) * s >= n + p
             found.append(_Window(n, k, s, p, d, count))
         else:
-            rest = floordiv(room, s) + 1
+            rest = floordiv(slack, s) + 1
             found.append(_Window(size, k, s, p, d, rest if rest.const is None else rest.const))
-        if not b.at_least(room if ceil_mode is not True else found[-1].count - 1, 0):
+        if not b.at_least(slack if ceil_mode is not True else found[-1].count - 1, 0):
             raise b.error("pooling with a window that does not fit")
     return found
 

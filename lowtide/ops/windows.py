@@ -47,10 +47,10 @@ def lower_unfold_windows(
     *batch, channels, height, width = x.shape
     counts: list[Size] = []
     for size, k, d, s in zip((height, width), kernel, dilate, step, strict=True):
-        room = as_index(size) - d * (k - 1) - 1
-        if not b.at_least(room, 0):
+        slack = as_index(size) - d * (k - 1) - 1
+        if not b.at_least(slack, 0):
             raise b.error("unfold: the window does not fit")
-        count = floordiv(room, s) + 1
+        count = floordiv(slack, s) + 1
         counts.append(count if count.const is None else count.const)
     rows = as_index(channels) * (kernel[0] * kernel[1])
     columns = as_index(counts[0]) * counts[1]

@@ -84,8 +84,8 @@ def _counter(loop: Op, makers: Makers, changes: Changes) -> _Counter | None:
     endless = constant(trips, makers)
     if not isinstance(endless, int) or endless < opdefs.MAX_TRIPS:
         return None
-    again = makers.get(body.terminator.operands[0])
-    for test, after, limit in _sides(again):
+    goes_on = makers.get(body.terminator.operands[0])
+    for test, after, limit in _sides(goes_on):
         bound = _known(limit, makers)
         hoisted: list[Op] = []
         if isinstance(bound, Value) and not _hoist(bound, loop, makers, changes, hoisted):
@@ -205,9 +205,9 @@ def _until_equal(loop: Op, counter: _Counter, start: Value, stop: Value) -> list
 
 def _with_trips(loop: Op, trips: Value) -> list[Op]:
     """Makes it a counted loop; gives what comes before."""
-    going, again = Value("", t.BOOL), Value("", t.BOOL)
+    going, continues = Value("", t.BOOL), Value("", t.BOOL)
     loop.operands[:2] = [trips, going]
     (body,) = loop.blocks
-    body.terminator.operands[0] = again
-    body.ops.insert(0, make_constant(again, True, loop))
+    body.terminator.operands[0] = continues
+    body.ops.insert(0, make_constant(continues, True, loop))
     return [make_constant(going, True, loop)]

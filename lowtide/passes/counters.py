@@ -47,8 +47,8 @@ def _formulas(loop: Op, makers: Makers, same: dict[Value, Value]) -> list[Op]:
     """Replace the counters in the body. Return the ops that compute their values after the loop."""
     trips, going, *inits = loop.operands
     (body,) = loop.blocks
-    again, *yielded = body.terminator.operands
-    is_counted = constant(going, makers) is True and constant(again, makers) is True
+    goes_on, *yielded = body.terminator.operands
+    is_counted = constant(going, makers) is True and constant(goes_on, makers) is True
     before: list[Op] = []
     after: list[Op] = []
     rows = zip(inits, body.args[1:], yielded, loop.results, strict=True)

@@ -43,7 +43,7 @@ from lowtide.passes.split_iterations import replace_loops, split_iterations
 LONGEST: Final = 300  # ops of a body that is written twice at most
 MOST_STEPS: Final = 3  # done before a loop
 
-_ASKED: Final = ("py.len", "py.bool", "list.get", "torch.stack", "torch.cat", "list.slice")
+_READS: Final = ("py.len", "py.bool", "list.get", "torch.stack", "torch.cat", "list.slice")
 _GROWS: Final = ("list.append", "list.extend", "list.insert")
 COMPARED: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "py.eq": operator.eq,
@@ -218,7 +218,7 @@ class _Loop:
     def _grows(self, xs: Value, maker: Op) -> bool:
         if maker.name != "list.make" or maker.operands or maker not in self.before:
             return False
-        known = (*_ASKED, *_GROWS)
+        known = (*_READS, *_GROWS)
         if not all(u.name in known and u.operands[0] is xs for u in self.users[xs]):
             return False  # another list may hold it, and change it
         if any(xs in u.operands[1:] for u in self.users[xs]):

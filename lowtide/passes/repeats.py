@@ -298,8 +298,8 @@ def _columns(made: list[tuple[int, Local] | None], count: int) -> Iterator[tuple
     first = None if start is None else made[start]
     if start is None or first is None or first[0] != 0:
         return
-    again = (1, first[1])
-    width = next((k - start for k, m in enumerate(made) if m == again), None)
+    repeated = (1, first[1])
+    width = next((k - start for k, m in enumerate(made) if m == repeated), None)
     if width is not None:
         yield start, width
         yield start - width, width  # they are of the iteration before

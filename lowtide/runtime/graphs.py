@@ -94,11 +94,11 @@ class Graphs:
         with self._lock:
             self._seen[key] = seen
             self._seen.move_to_end(key)
-            keys, room = REMEMBERED, MOST
+            keys, launches = REMEMBERED, MOST
             for other, x in reversed([*self._seen.items()]):
                 keys -= 1
-                room -= x.launches if x.graph is not None else 0
-                if keys < 0 or room < 0:
+                launches -= x.launches if x.graph is not None else 0
+                if keys < 0 or launches < 0:
                     del self._seen[other]
 
 

@@ -99,7 +99,7 @@ def _is_alone_as_saved(saved: Sequence[Any], k: int, rules: Rules) -> bool:
     return _is_whole(saved[k], rules) and _counts(saved, k) == _probes().saved
 
 
-def over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def in_memory_of(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a dense tensor of this shape in the memory of `x`, which has as many elements. For
     autograd it is no view."""
     x = x.data

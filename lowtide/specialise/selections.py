@@ -148,7 +148,7 @@ def _has_shape(run: Any, x: Val, mask: Val) -> bool:
 def _guarded(run: Any, op: Op, x: Abs, mask: Val) -> Val:
     """Return the tensor; 1 where it is not selected if gradients are recorded."""
     assert isinstance(x.value, Val)
-    if not x.value.dtype.is_float or not (run.activity.records or run.b.is_again):
+    if not x.value.dtype.is_float or not (run.activity.records or run.b.may_recompute):
         return x.value
     if x.value.ndim > mask.ndim:
         mask = _lowered(run, op, "torch.unsqueeze", Abs(mask), constant(-1))

@@ -169,7 +169,7 @@ class Binding:
         self.wanted: list[str] = []
         self.free: set[str] = set()
         self.is_contiguous = True
-        self.is_again = False  # see `Builder`
+        self.may_recompute = False  # see `Builder`
         self._device: torch.device | None = None
         self._levels = levels
         self._floats_constant = floats_constant

@@ -188,7 +188,7 @@ class _Specialiser:
         self.layers = layers
         self.kept = kept  # loops that fill a list that is needed as one, and by what
         self.b, self.live = binding.abstract()
-        self.b.is_again = binding.is_again
+        self.b.may_recompute = binding.may_recompute
         self.assumed = dict(assumed)
         self.new_guards: dict[Index, bool] = {}  # guards that are new in `assumed`
         self.b.ask, self.b.answers = self.answer, self.assumed

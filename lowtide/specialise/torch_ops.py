@@ -74,7 +74,7 @@ def lowered(
     op. `kind`: the op's kind for autodiff and views, which may differ from `record.kind`."""
     if record.lower is None:
         raise Stop("is not lowered")
-    may_record = host.activity.records or host.b.is_again
+    may_record = host.activity.records or host.b.may_recompute
     if record.name in ONLY_IN_LOOPS and may_record and not host.activity.in_loop:
         raise Stop("is PyTorch's own, outside of a recurrence")
     given = list(zip(record.params[len(leading) :], operands, strict=False))

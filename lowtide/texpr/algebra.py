@@ -188,11 +188,11 @@ def slides(node: Reduce) -> bool:
     return any(is_windowed(e, node.axes) for e in ex.loads(body))
 
 
-def is_windowed(e: Expr, over: Sequence[Axis]) -> bool:
-    """Return whether an index of `e` depends both on an axis of `over` and on another axis."""
+def is_windowed(e: Expr, reduced: Sequence[Axis]) -> bool:
+    """Return whether an index of `e` depends both on an axis of `reduced` and on another axis."""
     for i in ex.indices(e):
         axes = {a for a in deep_atoms(i) if isinstance(a, Axis)}
-        if axes.intersection(over) and axes.difference(over):
+        if axes.intersection(reduced) and axes.difference(reduced):
             return True
     return False
 

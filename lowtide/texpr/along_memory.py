@@ -172,11 +172,11 @@ def _is_contiguous(load: Load, lane: _Lane, strides: Strides) -> bool:
 
 def _summed(d: Def, e: Reduce, lane: _Lane, laid: dict[str, _Dims]) -> list[Def]:
     body = at_indices(e.body, lane.parts)
-    over = [a for a in e.axes if a not in lane.axes]
+    rest = [a for a in e.axes if a not in lane.axes]
     kept = [a for a in d.axes if a in lane.axes]
     if not kept:
-        return [_made(d, d.name, d.axes, ex.reduce(e.fn, (*over, lane.whole), body, e.dtype))]
-    expr = ex.reduce(e.fn, over, body, e.dtype)
+        return [_made(d, d.name, d.axes, ex.reduce(e.fn, (*rest, lane.whole), body, e.dtype))]
+    expr = ex.reduce(e.fn, rest, body, e.dtype)
     if len(kept) == 2:
         k = d.axes.index(lane.outer)
         order = tuple(n for n, a in enumerate(d.axes) if a is not lane.inner)

@@ -291,7 +291,7 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
             outputs=[*forward.outputs, *extra],
             checks=list(forward.checks),
             equalities=list(forward.equalities),
-            again=_sums(diff.defs, {*forward.outputs, *saved}),
+            shared_sums=_sums(diff.defs, {*forward.outputs, *saved}),
         )
     )
 
@@ -333,7 +333,7 @@ def backward(
         delays={**_delays(diff), **cots.delays},
         defs=ex.ordered({**forward, **cots.defs}),
         outputs=[*filter(None, gradients.values()), *scattered],
-        again=_sums(forward, ()),
+        shared_sums=_sums(forward, ()),
     )
     return Backward(program=ex.pruned(program), gradients=gradients, scatters=tuple(cots.scatters))
 

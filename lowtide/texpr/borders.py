@@ -83,10 +83,10 @@ def with_borders(defs: Sequence[Def]) -> tuple[list[Def], set[str]]:
         def visit(node: Expr, d: Def = d) -> Expr | None:
             if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
                 return None
-            over = frozenset(node.axes)
+            reduced = frozenset(node.axes)
             body = Rewriter(one_choice)(node.body)
-            body = Rewriter(lambda e: _mask_in_factor(e, over))(body)
-            new = Rewriter(lambda e: copies.load(e, over, d))(body)
+            body = Rewriter(lambda e: _mask_in_factor(e, reduced))(body)
+            new = Rewriter(lambda e: copies.load(e, reduced, d))(body)
             return None if new is body else ex.reduce("sum", node.axes, new, node.dtype)
 
         expr = Rewriter(visit)(d.expr)
@@ -101,9 +101,9 @@ class _Copies:
         self.names: dict[Expr, str] = {}
         self._made = made
 
-    def load(self, e: Expr, over: frozenset[Axis], d: Def) -> Expr | None:
+    def load(self, e: Expr, reduced: frozenset[Axis], d: Def) -> Expr | None:
         """Return a masked value that `d` reads in windows, as a load of its copy."""
-        if not isinstance(e, Select) or not isinstance(e.no, Const) or not _slides(e.yes, over):
+        if not isinstance(e, Select) or not isinstance(e.no, Const) or not _slides(e.yes, reduced):
             return None
         dims = _dims(e)
         if dims is None:
@@ -112,11 +112,11 @@ class _Copies:
         apart = last if isinstance(last, _Window) and last.phases > 1 else None
         sizes = [x.dims(x is apart) if isinstance(x, _Window) else (x.extent,) for x in dims]
         serial = itertools.count()
-        key = _over(e, dims, [[numbered(next(serial), n) for n in pair] for pair in sizes])
+        key = _masked_value(e, dims, [[numbered(next(serial), n) for n in pair] for pair in sizes])
         if key not in self.names:
             axes = [[Axis(f"u{next(serial)}", n) for n in pair] for pair in sizes]
             self.names[key] = f"{d.name}b{len(self._made)}"
-            own, flat = _over(e, dims, axes), tuple(a for pair in axes for a in pair)
+            own, flat = _masked_value(e, dims, axes), tuple(a for pair in axes for a in pair)
             self._made.append(Def(name=self.names[key], axes=flat, expr=own, loc=d.loc, op=d.op))
         index: list[Index] = []
         for x in dims:
@@ -124,7 +124,7 @@ class _Copies:
         return ex.load(self.names[key], index, e.dtype)
 
 
-def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:
+def _mask_in_factor(e: Expr, reduced: frozenset[Axis]) -> Expr | None:
     """select(c and d, a * b, 0) is select(c, a, 0) * select(d, b, 0), where c says that a's windows
     are inside and d that b's are; if only a is read in windows, it has the whole condition."""
     if not isinstance(e, Select) or not isinstance(e.no, Const) or e.no.value != 0:
@@ -132,17 +132,17 @@ def _mask_in_factor(e: Expr, over: frozenset[Axis]) -> Expr | None:
     if not isinstance(e.yes, Apply) or e.yes.fn != "mul":
         return None
     left, right = e.yes.args
-    if _slides(right, over) and _slides(left, over):
-        return _masks_in_factors(e, left, right, over)
-    if _slides(right, over):
+    if _slides(right, reduced) and _slides(left, reduced):
+        return _masks_in_factors(e, left, right, reduced)
+    if _slides(right, reduced):
         left, right = right, left
-    if not _slides(left, over) or any(isinstance(a, Clamp) for a in _atoms(right)):
+    if not _slides(left, reduced) or any(isinstance(a, Clamp) for a in _atoms(right)):
         return None
     inner = ex.select(e.cond, left, e.no)
-    return ex.apply("mul", (_mask_in_factor(inner, over) or inner, right), e.dtype)
+    return ex.apply("mul", (_mask_in_factor(inner, reduced) or inner, right), e.dtype)
 
 
-def _masks_in_factors(e: Select, left: Expr, right: Expr, over: frozenset[Axis]) -> Expr | None:
+def _masks_in_factors(e: Select, left: Expr, right: Expr, reduced: frozenset[Axis]) -> Expr | None:
     factors: list[Expr] = []
     rest = parts_of(e.cond)
     for factor in (left, right):
@@ -152,7 +152,7 @@ def _masks_in_factors(e: Select, left: Expr, right: Expr, over: frozenset[Axis])
         rest = [p for p in rest if p not in mine]
         cond = joined(mine)
         inner = factor if cond is None else ex.select(cond, factor, e.no)
-        factors.append(_mask_in_factor(inner, over) or inner)
+        factors.append(_mask_in_factor(inner, reduced) or inner)
     return None if rest else ex.apply("mul", factors, e.dtype)
 
 
@@ -160,12 +160,12 @@ def _asks(part: Expr) -> list[tuple[str, tuple[Index, Index]]]:
     return [(fn, pair) for fn in ("ge", "lt") if (pair := sides(part, fn)) is not None]
 
 
-def _slides(e: Expr, over: frozenset[Axis]) -> bool:
-    """Return whether a clamped index depends on axes of `over` and on others."""
+def _slides(e: Expr, reduced: frozenset[Axis]) -> bool:
+    """Return whether a clamped index depends on axes of `reduced` and on others."""
     for a in _atoms(e):
         if isinstance(a, Clamp):
             axes = {x for x in deep_atoms(a.num) if isinstance(x, Axis)}
-            if axes & over and axes - over:
+            if axes & reduced and axes - reduced:
                 return True
     return False
 
@@ -243,22 +243,24 @@ def _bounds(place: Index, extent: Index) -> list[Bound]:
 def _is_inside(cond: Expr, windows: Sequence[_Window]) -> bool:
     """Return whether the condition says that all windows are inside, and nothing else."""
     parts = [p for p in parts_of(cond) if decided(p) is not True]
-    asked = {(fn, *pair) for p in parts for fn in ("ge", "lt") if (pair := sides(p, fn))}
+    tested = {(fn, *pair) for p in parts for fn in ("ge", "lt") if (pair := sides(p, fn))}
     needed = {bound for w in windows for bound in _bounds(w.atom.num, w.atom.extent)}
-    return asked == needed and len(asked) == len(parts)
+    return tested == needed and len(tested) == len(parts)
 
 
-def _over(e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Sequence[Axis]]) -> Expr:
+def _masked_value(
+    e: Select, dims: Sequence[_Window | Axis], axes: Sequence[Sequence[Axis]]
+) -> Expr:
     """Return the masked value over these axes, one or two for each dim."""
     moved: dict[Atom, Index] = {}
-    asked: list[F] = []
+    tests: list[F] = []
     for x, own in zip(dims, axes, strict=True):
         if isinstance(x, Axis):
             moved[x] = as_index(own[0])
             continue
         at, extent = x.place(own), x.atom.extent
         moved[x.atom] = clamp(at, extent)
-        asked += [place(left).test(fn, place(right)) for fn, left, right in _bounds(at, extent)]
+        tests += [place(left).test(fn, place(right)) for fn, left, right in _bounds(at, extent)]
     value = F(Rewriter(atoms=moved)(e.yes))
-    inside = all_of(asked)
+    inside = all_of(tests)
     return value.e if inside is None else inside.where(value, F(e.no)).e

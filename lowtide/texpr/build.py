@@ -46,13 +46,13 @@ class ShapeError(Exception):
 
 
 class NeedConst(Exception):
-    """These symbols must be constants of the signature. `room`: if the question is whether that is
+    """These symbols must be constants of the signature. `slack`: if the question is whether that is
     0 or more."""
 
-    def __init__(self, symbols: frozenset[str], room: Index | None = None) -> None:
+    def __init__(self, symbols: frozenset[str], slack: Index | None = None) -> None:
         super().__init__(", ".join(sorted(symbols)))
         self.symbols = symbols
-        self.room = room
+        self.slack = slack
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Builder:
         self.records = False  # are gradients of these definitions wanted?
         # True if a region that records gradients may recompute these ops; both then use the same
         # library calls.
-        self.is_again = False
+        self.may_recompute = False
         self.adds = False  # may kernels add at places that the data name?
         self.sums = set[str]()  # what was added to so: only the caller reads it
         self.device = torch.device("cpu")  # where all of its tensors are
@@ -239,10 +239,10 @@ class Builder:
         return not varies(as_index(size)) and self.equal(size, 1)
 
     def at_least(self, size: Index | int, least: int) -> bool:
-        room = as_index(size) - least
-        known = self._answer(room)
+        slack = as_index(size) - least
+        known = self._answer(slack)
         if known is None:
-            raise NeedConst(symbols(room), room)
+            raise NeedConst(symbols(slack), slack)
         return known
 
     def extent(self, size: Index | int, message: str) -> Index | int:
@@ -273,8 +273,8 @@ class Builder:
             return False
         if varies(index):
             return None
-        for asked, holds in self.answers.items():
-            known = asked if holds else -asked - 1  # not negative
+        for other, holds in self.answers.items():
+            known = other if holds else -other - 1  # not negative
             if nonnegative(index - known):
                 return True
             if nonnegative(-index - 1 - known):
@@ -301,8 +301,8 @@ class Builder:
         def inside(atom: Atom) -> Index | None:
             if not isinstance(atom, Clamp):
                 return None
-            room = atom.extent - atom.num - 1
-            return atom.num if self.is_known(atom.num) and self.is_known(room) else None
+            slack = atom.extent - atom.num - 1
+            return atom.num if self.is_known(atom.num) and self.is_known(slack) else None
 
         return rebuild(index, inside) if self.assumed else index
 

@@ -190,8 +190,8 @@ def within(index: Index, extent: Index, known: Sequence[Index]) -> bool:
         return True
     return all(
         nonnegative(part) or any(nonnegative(part - i) for i in known)
-        for room in (index, extent - index - 1)
-        for part in bounds.parts(room)
+        for slack in (index, extent - index - 1)
+        for part in bounds.parts(slack)
     )
 
 

@@ -33,8 +33,8 @@ MOST_FACTORS = 8
 class _Product:
     """Factors above and below the line, and the sign."""
 
-    over: list[Expr] = field(default_factory=list[Expr])
-    under: list[Expr] = field(default_factory=list[Expr])
+    numerators: list[Expr] = field(default_factory=list[Expr])
+    denominators: list[Expr] = field(default_factory=list[Expr])
     negative: bool = False
 
 
@@ -46,7 +46,7 @@ def exchanged(d: Def, defs: Mapping[str, Def], known: Iterable[Def]) -> Def:
         if not isinstance(node, Reduce) or not _is_sum(node):
             return None
         product = _product(node.body, defs)
-        for k, factor in enumerate(product.over):
+        for k, factor in enumerate(product.numerators):
             inner = defs.get(factor.source) if isinstance(factor, Load) else None
             if inner is None or not isinstance(inner.expr, Reduce) or not _is_sum(inner.expr):
                 continue
@@ -78,7 +78,7 @@ def _product(e: Expr, defs: Mapping[str, Def]) -> _Product:
         elif (written := _written_out(e, defs)) is not None:
             split(written, inverse)
         else:
-            (found.under if inverse else found.over).append(e)
+            (found.denominators if inverse else found.numerators).append(e)
 
     split(e, False)
     return found
@@ -101,45 +101,47 @@ def _with_inner(
 ) -> tuple[_Product, list[Axis]]:
     """Return the product with its factor k, a sum, replaced by the sum's body, and the sum's
     axes."""
-    load, e = product.over[k], inner.expr
+    load, e = product.numerators[k], inner.expr
     assert isinstance(load, Load)
     assert isinstance(e, Reduce)
     fresh = {a: Axis(a.name, a.extent) for a in e.axes}
     moved = {a: as_index(b) for a, b in fresh.items()}
     moved |= dict(zip(inner.axes, load.index, strict=True))
     body = _product(at_indices(e.body, moved), defs)
-    rest = [*product.over[:k], *product.over[k + 1 :]]
-    under = [*product.under, *body.under]
-    return _Product([*rest, *body.over], under, product.negative != body.negative), [
+    rest = [*product.numerators[:k], *product.numerators[k + 1 :]]
+    denominators = [*product.denominators, *body.denominators]
+    return _Product([*rest, *body.numerators], denominators, product.negative != body.negative), [
         *fresh.values()
     ]
 
 
 def _read_from(
-    s: Def, whole: _Product, over: frozenset[Axis], defs: Mapping[str, Def]
+    s: Def, whole: _Product, reduced: frozenset[Axis], defs: Mapping[str, Def]
 ) -> Expr | None:
-    """Return the product with those factors that `s` sums over `over` replaced by its value."""
+    """Return the product with those factors that `s` sums over `reduced` replaced by its value."""
     assert isinstance(s.expr, Reduce)
     own = _product(s.expr.body, defs)
-    if len(own.over) + len(own.under) > MOST_FACTORS or len(s.expr.axes) != len(over):
+    if len(own.numerators) + len(own.denominators) > MOST_FACTORS or len(s.expr.axes) != len(
+        reduced
+    ):
         return None
-    if not has_weights(own.over, s.expr.axes, defs):
+    if not has_weights(own.numerators, s.expr.axes, defs):
         return None
-    for left, binding in _matches(own.over, whole.over, {}):
-        for under, axes in _matches(own.under, whole.under, binding):
-            if any(e.free & over for e in (*left, *under)):
+    for left, binding in _matches(own.numerators, whole.numerators, {}):
+        for denominators, axes in _matches(own.denominators, whole.denominators, binding):
+            if any(e.free & reduced for e in (*left, *denominators)):
                 continue
             summed = [axes.get(a) for a in s.expr.axes]
-            if not all(a in summed for a in over):
+            if not all(a in summed for a in reduced):
                 continue
             places = [as_index(0) if a.extent.const == 1 else axes.get(a) for a in s.axes]
-            if None in places or over & set(places):
+            if None in places or reduced & set(places):
                 continue
             read = ex.load(s.name, [as_index(p) for p in places if p is not None], s.dtype)
             total = F(read)
             for e in left:
                 total = total * F(e)
-            for e in under:
+            for e in denominators:
                 total = total / F(e)
             return (-total if own.negative != whole.negative else total).e
     return None

@@ -299,10 +299,10 @@ class Delay:
 class Program:
     """Definitions in an order in which each comes after what it loads, delays aside.
 
-    `outputs` are what is asked for, also what is only added to one of them (`AddAt`). `checks`
+    `outputs` are what the caller needs, also what is only added to one of them (`AddAt`). `checks`
     names bool scalars that must come out true (data-dependent indices in bounds); `equalities` are
-    pairs of sizes, with a message, to be compared before the run. `again`: float sums that another
-    Program computes, too, in the same order (`tile/summation`)."""
+    pairs of sizes, with a message, to be compared before the run. `shared_sums`: float sums
+    that another Program computes, too, in the same order (`tile/summation`)."""
 
     inputs: dict[str, Input] = field(default_factory=dict[str, Input])
     delays: dict[str, Delay] = field(default_factory=dict[str, Delay])
@@ -312,7 +312,7 @@ class Program:
     equalities: list[tuple[Index, Index, str]] = field(
         default_factory=list[tuple[Index, Index, str]]
     )
-    again: frozenset[str] = frozenset()
+    shared_sums: frozenset[str] = frozenset()
 
     def additions(self, to: Container[str]) -> list[str]:
         """Definitions that are added to these values."""
@@ -332,7 +332,7 @@ class Program:
         """Return a hashable key of the Program, source lines included."""
         return (
             tuple(self.inputs.values()), tuple(self.delays.values()), tuple(self.defs.values()),
-            tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.again,
+            tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.shared_sums,
         )  # fmt: skip
 
 

@@ -31,24 +31,24 @@ FEW = 4  # elements are few if they are at most this fraction of all
 
 
 def few_elements(
-    defs: list[Def], stored: Set[str], hints: Mapping[str, int], room: int
+    defs: list[Def], stored: Set[str], hints: Mapping[str, int], limit: int
 ) -> list[Def]:
-    """Return the definitions without elements that nothing reads; see the module's text. `room`:
+    """Return the definitions without elements that nothing reads; see the module's text. `limit`:
     the number of elements that may be stored instead."""
-    return _FewElements(defs, stored, hints, room).defs()
+    return _FewElements(defs, stored, hints, limit).defs()
 
 
 class _FewElements:
     def __init__(
-        self, defs: list[Def], stored: Set[str], hints: Mapping[str, int], room: int
+        self, defs: list[Def], stored: Set[str], hints: Mapping[str, int], limit: int
     ) -> None:
         self._defs = defs
         self._hints = hints
-        self._room = room
+        self._limit = limit
         self._every = {d.name: d for d in defs}
         self._made: dict[tuple[str, tuple[Index, ...]], str] = {}
         self._result: list[Def] = []
-        large = {d.name for d in defs if points(d.axes, hints) > room}
+        large = {d.name for d in defs if points(d.axes, hints) > limit}
         self._parts: dict[str, list[Load]] = {}
         for name, found in _read_parts(defs).items():
             d = self._every[name]
@@ -117,7 +117,7 @@ class _FewElements:
     def _is_needed_for(self, node: Load) -> bool:
         """Return whether the index of the load is computed from the value that it reads. Then
         storing the value is as good, if it fits in memory."""
-        if points(self._every[node.source].axes, self._hints) > self._room:
+        if points(self._every[node.source].axes, self._hints) > self._limit:
             return False
         todo = [load.source for e in ex.gathered(node.index) for load in ex.loads(e)]
         seen: set[str] = set()

@@ -81,11 +81,11 @@ def _split(num: Index, den: Index) -> tuple[Index, Index]:
         if left is None:
             rest.append((m, c))
             continue
-        whole, over = divmod(c, factor)
+        whole, remainder = divmod(c, factor)
         if whole:
             quotient.append((left, whole))
-        if over:
-            rest.append((m, over))
+        if remainder:
+            rest.append((m, remainder))
     return from_terms(quotient), from_terms(rest)
 
 

@@ -51,7 +51,7 @@ class _Steps:
         self.program = program
         self.hints = hints
         self.defs: dict[str, Def] = {}
-        self.room = sum(self._points(i.shape) for i in program.inputs.values())
+        self.input_elements = sum(self._points(i.shape) for i in program.inputs.values())
 
     def add(self, d: Def) -> None:
         """Add the definition, preceded by its parts."""
@@ -76,7 +76,9 @@ class _Steps:
         """Return whether the sum reads a reduction that is too large to be stored."""
         made = (self.defs.get(load.source) for load in ex.loads(e.body))
         return any(
-            isinstance(m.expr, Reduce) and self._points(m.shape) > self.room for m in made if m
+            isinstance(m.expr, Reduce) and self._points(m.shape) > self.input_elements
+            for m in made
+            if m
         )
 
     # -- an axis after the other --
@@ -88,9 +90,9 @@ class _Steps:
         part, wide = self._part_name(d), _wide(e)
         body = ex.reduce(e.fn, rest, ex.cast(e.body, wide), wide)
         self.add(dataclasses.replace(d, name=part, axes=(*d.axes, last), expr=body))
-        again = Axis(last.name, last.extent)
-        load = ex.load(part, [*_places(d.axes), as_index(again)], wide)
-        self._finish(d, ex.reduce(e.fn, [again], load, wide))
+        copied = Axis(last.name, last.extent)
+        load = ex.load(part, [*_places(d.axes), as_index(copied)], wide)
+        self._finish(d, ex.reduce(e.fn, [copied], load, wide))
 
     # -- a part after the other --
 
@@ -116,16 +118,16 @@ class _Steps:
             d, name=part, axes=(*d.axes, parts), expr=ex.reduce(fn, axes, body, wide)
         )
         self.defs[part] = value
-        again = Axis(parts.name, parts.extent)
-        load = ex.load(part, [*_places(d.axes), as_index(again)], wide)
+        copied = Axis(parts.name, parts.extent)
+        load = ex.load(part, [*_places(d.axes), as_index(copied)], wide)
         if e.fn not in _EXTREME:
-            self._finish(d, ex.reduce(e.fn, [again], load, wide))
+            self._finish(d, ex.reduce(e.fn, [copied], load, wide))
             return
         where = self._part_name(d)
         first = ex.reduce(e.fn, [inner], body, e.dtype)
         self.defs[where] = dataclasses.replace(value, name=where, expr=first)
         best = self._part_name(d)
-        chosen = ex.reduce(e.fn, [again], load, e.dtype)
+        chosen = ex.reduce(e.fn, [copied], load, e.dtype)
         self.defs[best] = dataclasses.replace(d, name=best, expr=chosen)
         here = ex.load(best, _places(d.axes), e.dtype)
         at = ex.load(where, [*_places(d.axes), clamp(gather(here), parts.extent)], e.dtype)

@@ -71,11 +71,11 @@ def narrowed(node: Reduce) -> Expr | None:
         )
         if found is None:
             break
-        result = left = _over(left, body, parts, found)
+        result = left = _over_range(left, body, parts, found)
     return result
 
 
-def _over(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> Expr:
+def _over_range(node: Reduce, body: Select, parts: Sequence[Expr], found: _Found) -> Expr:
     a, value = found.a, found.value
     held = clamp(value, a.extent)
 
@@ -145,8 +145,8 @@ def _by_window(parts: Sequence[Expr], axes: Sequence[Axis]) -> _Found | None:
     above = [(s[0] - s[1], p) for p in parts if (s := sides(p, "ge")) is not None]
     below = [(s[1] - s[0] - 1, p) for p in parts if (s := sides(p, "lt")) is not None]
     for e, low in above:
-        for room, high in below:
-            last = (e + room).const  # e == last at the most
+        for slack, high in below:
+            last = (e + slack).const  # e == last at the most
             if last is None or last < 0:
                 continue
             for a in axes:

@@ -44,12 +44,14 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     roots = dict.fromkeys([*program.outputs, *program.checks])
     added_to = program.added_to()
     current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
-    current = _reduced_once(current, roots, program.again | added_to)
-    room = sum(elements(i.shape, hints) for i in program.inputs.values())
-    room += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
-    current, bordered = with_borders(split_axes(_inlined(current, roots, hints, room, added_to)))
+    current = _reduced_once(current, roots, program.shared_sums | added_to)
+    io_elements = sum(elements(i.shape, hints) for i in program.inputs.values())
+    io_elements += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
+    current, bordered = with_borders(
+        split_axes(_inlined(current, roots, hints, io_elements, added_to))
+    )
     current = _extracted(current, added_to)
-    current = _few_elements(current, roots, hints, bordered, room, added_to)
+    current = _few_elements(current, roots, hints, bordered, io_elements, added_to)
     current = [in_order(d) for d in split_axes(current)]
     if not program.delays:  # steps come first in what is carried
         strides = {n: i.strides for n, i in program.inputs.items()}
@@ -62,7 +64,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
         outputs=program.outputs,
         checks=program.checks,
         equalities=program.equalities,
-        again=program.again,
+        shared_sums=program.shared_sums,
     )
 
 
@@ -150,7 +152,7 @@ def _inlined(
     defs: list[Def],
     roots: Mapping[str, None],
     hints: Mapping[str, int],
-    room: int,
+    io_elements: int,
     added_to: Set[str],
 ) -> list[Def]:
     users: dict[str, list[Def]] = {}
@@ -183,7 +185,7 @@ def _inlined(
         if d.name in added_to:
             continue
         if not _has_reduction(new.expr):
-            if _is_cheap(new, users.get(d.name, ()), hints, room):
+            if _is_cheap(new, users.get(d.name, ()), hints, io_elements):
                 written_in[d.name] = new
         elif is_reduction(new) and d.name not in roots and _is_read_once(d.name, users):
             sums[d.name] = new
@@ -246,7 +248,7 @@ def inline(expr: Expr, defs: Mapping[str, Def]) -> Expr:
     return Rewriter(visit)(expr) if defs else expr
 
 
-def _is_cheap(d: Def, users: Sequence[Def], hints: Mapping[str, int], room: int) -> bool:
+def _is_cheap(d: Def, users: Sequence[Def], hints: Mapping[str, int], io_elements: int) -> bool:
     nodes = list(ex.walk(d.expr))
     if len(nodes) > INLINE_NODES:
         return False
@@ -254,7 +256,7 @@ def _is_cheap(d: Def, users: Sequence[Def], hints: Mapping[str, int], room: int)
         return not any(isinstance(n, Apply | Select) for n in nodes)
     reads = [load for u in users for load in set(ex.loads(u.expr)) if load.source == d.name]
     is_stencil = len(reads) > 1 and len({load.free for load in reads}) == 1
-    may_be_stored = is_stencil and points(d.axes, hints) <= room
+    may_be_stored = is_stencil and points(d.axes, hints) <= io_elements
     return not (may_be_stored and is_costly_at(reads, d, hints))
 
 
@@ -303,14 +305,14 @@ def _few_elements(
     roots: Mapping[str, None],
     hints: Mapping[str, int],
     kept: Set[str],
-    room: int,
+    io_elements: int,
     added_to: Set[str],
 ) -> list[Def]:
     """Inline values that are loaded at other than plain axes; then see `few_elements`."""
     defs = _live({d.name: d for d in defs}, roots)
     kept = kept | added_to
     free = {d.name: d for d in defs if d.name not in kept}
-    written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, room))
+    written = _live({d.name: d for d in defs}, roots, OffAxes(free, roots, hints, io_elements))
     # A sum that has lost a factor by that is no longer alone.
     written = _extracted(written, added_to)
-    return few_elements(written, {*roots, *kept}, hints, room)
+    return few_elements(written, {*roots, *kept}, hints, io_elements)

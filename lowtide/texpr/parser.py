@@ -169,7 +169,7 @@ class ProgramParser:
         self.made = Program()
         self.heads: dict[str, Callable[[Line], None]] = {
             "size": self.size, "input": self.input, "delay": self.delay, "equal": self.equal,
-            "output": self.output, "check": self.check, "again": self.again,
+            "output": self.output, "check": self.check, "shared_sums": self.shared_sums,
         }  # fmt: skip
         self.blocks: dict[str, Callable[[Line, list[Line]], None]] = {}
 
@@ -252,8 +252,8 @@ class ProgramParser:
     def check(self, line: Line) -> None:
         self.made.checks = self.values(line)
 
-    def again(self, line: Line) -> None:
-        self.made.again = frozenset(line.names())
+    def shared_sums(self, line: Line) -> None:
+        self.made.shared_sums = frozenset(line.names())
 
     def values(self, line: Line) -> list[str]:
         found: list[str] = []

@@ -98,7 +98,7 @@ def partition(program: Program, hints: Mapping[str, int], level: int = 0) -> Par
         made = _Partition(_settled(_forwarded(split)), even, hints, level)
         left = (even.keys() & looped.keys()) - made.in_blocks - apart
         if not left:
-            return Parts(tuple(_alike(made.parts(), program.again)), made.same)
+            return Parts(tuple(_alike(made.parts(), program.shared_sums)), made.same)
         apart |= left  # its parts are not alike after all
 
 
@@ -107,14 +107,14 @@ def _loads(program: Program) -> dict[str, set[str]]:
     return {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
 
 
-def _alike(parts: Sequence[Part | Loop], again: frozenset[str]) -> Sequence[Part | Loop]:
+def _alike(parts: Sequence[Part | Loop], shared_sums: frozenset[str]) -> Sequence[Part | Loop]:
     """Return the parts, each with the tensors to which others add, or with the row of a step of
     those."""
     made = [n.removesuffix(OF_STEP) for p in parts for n in p.program.defs]
-    several = again | {n for n, count in Counter(made).items() if count > 1}
+    several = shared_sums | {n for n, count in Counter(made).items() if count > 1}
     for p in parts:
         names = (n for n in p.program.defs if n.removesuffix(OF_STEP) in several)
-        p.program = replace(p.program, again=frozenset(names))
+        p.program = replace(p.program, shared_sums=frozenset(names))
     return parts
 
 

@@ -61,11 +61,11 @@ def _cut(node: Reduce, a: Axis, value: Index, exact: bool) -> Reduce:
         for x in deep_atoms(i)
         if isinstance(x, Clamp) and a in deep_atoms(x.num)
     }
-    asked = Rewriter(atoms={**atoms, a: value})
-    held = asked if exact else Rewriter(atoms={**atoms, a: clamp(value, a.extent)})
+    exactly = Rewriter(atoms={**atoms, a: value})
+    held = exactly if exact else Rewriter(atoms={**atoms, a: clamp(value, a.extent)})
     body = node.body
     if isinstance(body, Select):
-        cond = joined([in_lowest_terms(p) for p in parts_of(asked(body.cond))])
+        cond = joined([in_lowest_terms(p) for p in parts_of(exactly(body.cond))])
         assert cond is not None
         body = ex.select(cond, held(body.yes), held(body.no))
     else:

@@ -65,7 +65,11 @@ def size_lines(sizes: Iterable[Size]) -> list[str]:
 
 def wanted_lines(program: Program) -> list[str]:
     """Return the lines of outputs, checks and sums that another Program computes, too."""
-    found = {"output": program.outputs, "check": program.checks, "again": sorted(program.again)}
+    found = {
+        "output": program.outputs,
+        "check": program.checks,
+        "shared_sums": sorted(program.shared_sums),
+    }
     return [f"{word} {', '.join(names)}" for word, names in found.items() if names]
 
 

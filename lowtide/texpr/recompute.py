@@ -45,7 +45,7 @@ class Pairs:
         self.hints = hints
         inputs = (i.shape for i in program.inputs.values())
         outputs = (program.defs[n].shape for n in program.results if n in program.defs)
-        self.room = sum(map(self._elements, (*inputs, *outputs)))
+        self.io_elements = sum(map(self._elements, (*inputs, *outputs)))
         own: dict[str, dict[str, float]] = {}  # of one element, by the large values that it needs
         for name, d in program.defs.items():
             if self.are(d.shape):
@@ -63,7 +63,7 @@ class Pairs:
 
     def are(self, shape: Sequence[Index]) -> bool:
         """Return whether values of this shape are so large."""
-        return self._elements(shape) > self.room
+        return self._elements(shape) > self.io_elements
 
     def is_short(self, name: str) -> bool:
         """Return whether the value may be computed twice, rather than be stored for all steps."""

@@ -58,7 +58,7 @@ def _each(rule: Callable[[Expr], Expr]) -> Rewrite:
     return rewrite
 
 
-def _room(program: Program, hints: Hints) -> int:
+def _io_elements(program: Program, hints: Hints) -> int:
     """Elements of inputs and outputs."""
     outputs = (program.defs[n].axes for n in program.results if n in program.defs)
     inputs = sum(elements(i.shape, hints) for i in program.inputs.values())
@@ -116,13 +116,13 @@ def _softmax(program: Program, hints: Hints) -> Program:
 def _shifted_reads(program: Program, hints: Hints) -> Program:
     roots = [*program.outputs, *program.checks]
     free = {n: d for n, d in program.defs.items() if n not in program.added_to()}
-    rewrite = OffAxes(free, roots, hints, _room(program, hints))
+    rewrite = OffAxes(free, roots, hints, _io_elements(program, hints))
     return ex.pruned(_each(rewrite)(program, hints))
 
 
 def _few(program: Program, hints: Hints) -> Program:
     stored = {*program.outputs, *program.checks}
-    made = few_elements(list(program.defs.values()), stored, hints, _room(program, hints))
+    made = few_elements(list(program.defs.values()), stored, hints, _io_elements(program, hints))
     return ex.pruned(_with(program, made))
 
 

@@ -29,13 +29,13 @@ GATHER_WORK = 16  # of a load whose index divides, which is a gather
 
 class OffAxes:
     """Inlines pointwise values that are read off their axes, at other than plain indices, unless
-    the result grows too large or takes too long. `roots`: names that are stored anyway; `room`: the
-    most elements of a value that may be stored instead."""
+    the result grows too large or takes too long. `roots`: names that are stored anyway; `limit`:
+    the most elements of a value that may be stored instead."""
 
     def __init__(
-        self, defs: Mapping[str, Def], roots: Iterable[str], hints: Mapping[str, int], room: int
+        self, defs: Mapping[str, Def], roots: Iterable[str], hints: Mapping[str, int], limit: int
     ) -> None:
-        few = {n: d for n, d in defs.items() if points(d.axes, hints) <= room}
+        few = {n: d for n, d in defs.items() if points(d.axes, hints) <= limit}
         stored = {n for n in _costly_recomputations(defs) if n in few}
         stored.update(_often(defs, roots, stored, few.keys(), hints))
         self._defs = {n: d for n, d in defs.items() if n not in stored and _may_be_written_in(d)}

@@ -36,11 +36,11 @@ def with_late_division(expr: Expr, defs: Defs) -> Expr:
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
             return None
-        over, under = _factors(node.body, node.axes)
-        for k, total in enumerate(under):
-            rest = [*under[:k], *under[k + 1 :]]  # it may divide twice
-            if any(_adds_up(total, e, node.axes, defs) for e in over):
-                product = functools.reduce(_product, over)
+        numerators, denominators = _factors(node.body, node.axes)
+        for k, total in enumerate(denominators):
+            rest = [*denominators[:k], *denominators[k + 1 :]]  # it may divide twice
+            if any(_adds_up(total, e, node.axes, defs) for e in numerators):
+                product = functools.reduce(_product, numerators)
                 for e in rest:
                     product = ex.apply("div", (product, e), node.dtype)
                 whole = ex.reduce("sum", node.axes, product, node.dtype)
@@ -65,16 +65,18 @@ def with_weights_outside(d: Def, defs: Defs) -> Def:
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Reduce) or node.fn != "sum" or not node.dtype.is_float:
             return None
-        over, under = _factors(node.body, node.axes)
-        outside = [e for e in over if e.free.isdisjoint(node.axes) and _is_weight(e, defs)]
-        inside = [e for e in over if e not in outside]
+        numerators, denominators = _factors(node.body, node.axes)
+        outside = [e for e in numerators if e.free.isdisjoint(node.axes) and _is_weight(e, defs)]
+        inside = [e for e in numerators if e not in outside]
         totals = [
-            e for e in under if d.op in UNDIVIDED and node.free <= e.free and _is_total(e, defs)
+            e
+            for e in denominators
+            if d.op in UNDIVIDED and node.free <= e.free and _is_total(e, defs)
         ]
         if not (outside or totals) or not inside:
             return None
         body = functools.reduce(_product, inside)
-        for e in under:
+        for e in denominators:
             if e not in totals:
                 body = ex.apply("div", (body, e), node.dtype)
         whole: Expr = ex.reduce("sum", node.axes, body, node.dtype)
@@ -101,9 +103,9 @@ def _is_weight(e: Expr, defs: Defs) -> bool:
     return bool(axes) and _weight(e, axes, defs) is not None
 
 
-def has_weights(over: Sequence[Expr], axes: Collection[Axis], defs: Defs) -> bool:
+def has_weights(numerators: Sequence[Expr], axes: Collection[Axis], defs: Defs) -> bool:
     """Return whether one of these factors is a weight along one of the axes."""
-    return any(_weight(e, axes, defs) is not None for e in over)
+    return any(_weight(e, axes, defs) is not None for e in numerators)
 
 
 def _product(a: Expr, b: Expr) -> Expr:
@@ -114,10 +116,12 @@ def _factors(body: Expr, axes: Collection[Axis]) -> tuple[list[Expr], list[Expr]
     """Return the factors of a product, and the divisor, if that is constant along all the axes."""
     if isinstance(body, Apply) and body.fn == "mul":
         parts = [_factors(a, axes) for a in body.args]
-        return [e for over, _ in parts for e in over], [e for _, under in parts for e in under]
+        return [e for numerators, _ in parts for e in numerators], [
+            e for _, denominators in parts for e in denominators
+        ]
     if isinstance(body, Apply) and body.fn == "div" and body.args[1].free.isdisjoint(axes):
-        over, under = _factors(body.args[0], axes)
-        return over, [*under, body.args[1]]
+        numerators, denominators = _factors(body.args[0], axes)
+        return numerators, [*denominators, body.args[1]]
     return [body], []
 
 
@@ -166,8 +170,8 @@ def _is_zero_if_infinite(e: Select) -> bool:
     test = e.cond
     if not isinstance(test, Apply) or test.fn != "eq" or not isinstance(test.args[1], Const):
         return False
-    asked, zero = test.args[0], isinstance(e.yes, Const) and e.yes.value == 0
-    of = asked.args[0] if isinstance(asked, Apply) and asked.fn == "abs" else asked
+    tested, zero = test.args[0], isinstance(e.yes, Const) and e.yes.value == 0
+    of = tested.args[0] if isinstance(tested, Apply) and tested.fn == "abs" else tested
     return zero and of is e.no and math.isinf(test.args[1].value)
 
 

@@ -81,11 +81,11 @@ def _negative(e: Expr) -> Expr:
     return ex.apply("neg", (e,), e.dtype)
 
 
-def _is_product(e: Expr, large: Sequence[Axis], over: Sequence[Axis]) -> bool:
+def _is_product(e: Expr, large: Sequence[Axis], reduced: Sequence[Axis]) -> bool:
     """Return whether each factor belongs to the rows or to the columns."""
     parts = [f for f in factors(e) if f.free]
-    kept = [a for a in large if a not in over]
-    summed = [a for a in large if a in over]
+    kept = [a for a in large if a not in reduced]
+    summed = [a for a in large if a in reduced]
     return any(
         not any(i in f.free and j in f.free for f in parts)
         and all(any(a in f.free and k in f.free for f in parts) for a in (i, j))

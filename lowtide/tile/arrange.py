@@ -141,13 +141,13 @@ class Arrangement:
 
     def _settle(self) -> None:
         """Arrange until it is known which reductions are computed again in a later sweep."""
-        self.again: set[str] = set()
+        self.recomputed: set[str] = set()
         while True:
             self._arrange()
             late = self._read_late()
             if not late:
                 break
-            self.again |= late
+            self.recomputed |= late
 
     def _arrange(self) -> None:
         self.grid = tuple(Tiled(t.axis, 1 if t.axis in self.ctx.fixed else None) for t in self.grid)
@@ -183,9 +183,9 @@ class Arrangement:
 
     def recompute(self, name: str) -> None:
         """Recompute a reduction whose tile is gone when it is read, in the reader's sweep."""
-        if name in self.again:
+        if name in self.recomputed:
             raise AssertionError(f"{name} is read before it can be computed")
-        self.again.add(name)
+        self.recomputed.add(name)
         self._arrange()
 
     def _read_late(self) -> set[str]:
@@ -264,7 +264,7 @@ class Arrangement:
                 tile = min(tile, SUM_TILE)
             sums = (i for i in items if main in long_terms(i) and updated_in_memory(i, items))
             tile = min([tile, *(max(ADD_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
-            if any(short_row(i.d) and main not in i.over for i in self.all_items()):
+            if any(short_row(i.d) and main not in i.reduced for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
         else:
             tile = self.target.grid_tile * (1 if self.local else 2) // self.short
@@ -318,7 +318,7 @@ class Arrangement:
         everything = [*items, *self.local.values()]
         for item in everything:
             alike = [i for i in everything if self._side_by_side(i, item)]
-            others = {a for i in alike if i.name in self.alike for a in i.over}
+            others = {a for i in alike if i.name in self.alike for a in i.reduced}
             item.vector = choose_vector(alike, self.ctx, others)
         for item in everything:
             item.staged = choose_staged(item, self.ctx)
@@ -345,7 +345,7 @@ class Arrangement:
 
     def _is_local(self, d: Def) -> bool:
         """Read one tile at a time: a member reduces over an axis that it has."""
-        if d.name in self.again:
+        if d.name in self.recomputed:
             return True
         swept = set(own_axes(d)) - self.grid_axes()
         users = [u for u in self.defs.values() if d.name in sources(u)]
@@ -370,21 +370,21 @@ class Arrangement:
             for a, tile in self._sum_tiles(item):
                 cut(a, tile)
             if long_sum(item, self.ctx) is not None:
-                for a in item.over:
+                for a in item.reduced:
                     cut(a, LONG_TILE if a is item.vector else LINES_TILE)
             for e in item.staged:
                 for a in self.ctx.live(e):
                     if a in item.loops:
                         cut(a, sweep)
         for a in tiles:
-            if heavy and all(a in i.over for i in self.all_items() if a in i.loops):
+            if heavy and all(a in i.reduced for i in self.all_items() if a in i.loops):
                 cut(a, self.target.reduced_tile)
-        for a in [a for i in self.all_items() if i.name in self.alike for a in i.over]:
+        for a in [a for i in self.all_items() if i.name in self.alike for a in i.reduced]:
             if a not in grid:  # whatever the other kernel's tiling is
                 tiles[a] = min(ALIKE_TILE, a.extent.const or ALIKE_TILE)
         for item in self.all_items():
             if is_register_tile(item, self.ctx):
-                self._few_lines([a for a in item.over if a in tiles], tiles)
+                self._few_lines([a for a in item.reduced if a in tiles], tiles)
         for item in self.local.values():
             self._bound(own_axes(item.d), tiles)
         for item in self.all_items():
@@ -437,10 +437,10 @@ class Arrangement:
             return self.extent(a)
         return math.inf if a.extent.const is None else a.extent.const
 
-    def _few_lines(self, over: list[Axis], tiles: dict[Axis, int]) -> None:
+    def _few_lines(self, reduced: list[Axis], tiles: dict[Axis, int]) -> None:
         """Of several axes that are summed over, the first go few steps at a time."""
-        points = {a: min(tiles[a], self.extent(a)) for a in over}
-        for a in over[:-1]:
+        points = {a: min(tiles[a], self.extent(a)) for a in reduced}
+        for a in reduced[:-1]:
             rest = math.prod(n for b, n in points.items() if b is not a)
             tiles[a] = points[a] = max(min(points[a], REDUCED_POINTS // rest), 1)
 
@@ -489,7 +489,7 @@ class Arrangement:
             return
         short = short_terms(item, lanes)
         most = max(ADD_TILE // short, 8)
-        inside = [a for a in item.over if a is not lanes and a not in self.grid_axes()]
+        inside = [a for a in item.reduced if a is not lanes and a not in self.grid_axes()]
         if short > ADD_TILE and inside and not swept:
             a = max(inside, key=self.extent)
             yield a, max(ADD_TILE // short_terms(item, a, lanes), 8)
@@ -504,7 +504,7 @@ class Arrangement:
         seen = list(dict.fromkeys(a for i in self.all_items() for a in i.loops))
         for position, a in enumerate(seen):
             weight = sum(1 for i in self.local.values() if a in own_axes(i.d))
-            reduced = sum(1 for i in self.all_items() if a in i.over)
+            reduced = sum(1 for i in self.all_items() if a in i.reduced)
             order[a] = (-weight, reduced, position)
         return order
 
@@ -519,8 +519,8 @@ class Arrangement:
             level = 0
             for name in self.persistent_reads(item.body):
                 closed = set(reduced_axes(self.defs[name])) & set(item.loops)
-                again = bool(closed) and self.rescaled.get(item.name) != name
-                level = max(level, levels[name] + (1 if again else 0))
+                is_later = bool(closed) and self.rescaled.get(item.name) != name
+                level = max(level, levels[name] + (1 if is_later else 0))
             levels[item.name] = level
         return levels
 
@@ -571,8 +571,8 @@ class Arrangement:
         return "held", max((self._level_after(n, e.free) for n in names), default=0), e.free
 
     def _level_after(self, name: str, axes: Set[Axis]) -> int:
-        again = bool(set(reduced_axes(self.defs[name])) & axes)
-        return self.levels[name] + (1 if again else 0)
+        is_later = bool(set(reduced_axes(self.defs[name])) & axes)
+        return self.levels[name] + (1 if is_later else 0)
 
     def _row_points(self, e: Expr) -> int | None:
         """Of a value in one row of the grid; None if that is not known, or more than a tile."""
@@ -595,6 +595,6 @@ class Arrangement:
         """Return the sweeps that stay open while the reduction runs to its end."""
         chain = self._chain(item.loops)
         for k, a in enumerate(chain):
-            if a in item.over:
+            if a in item.reduced:
                 return chain[:k]
         return chain

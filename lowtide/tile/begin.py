@@ -36,10 +36,10 @@ def _begin(body: list[Stmt], kernel: Kernel) -> None:
             found = _only_writer(stmt.buffer, body[k + 1 :], kernel)
             if found is not None:
                 nest, w, swept = found
-                first = tuple(a for a in w.over if a in swept)
+                first = tuple(a for a in w.reduced if a in swept)
                 nest.writes[nest.writes.index(w)] = replace(w, first=first)
                 grid = {t.axis for t in kernel.grid}
-                stmt.empty = tuple(a for a in w.over if a not in grid and not a.extent.const)
+                stmt.empty = tuple(a for a in w.reduced if a not in grid and not a.extent.const)
     body[:] = [s for s in body if not isinstance(s, Fill) or s.empty != ()]
 
 
@@ -69,7 +69,7 @@ def _reads(nest: Nest, buffer: Buffer, kernel: Kernel) -> bool:
 def _keeps_in_registers(nest: Nest, w: Accumulate) -> bool:
     """Return whether each result is summed up by inner loops in registers, and written once, as
     vectors."""
-    if nest.vector is None or nest.vector in w.over:
+    if nest.vector is None or nest.vector in w.reduced:
         return False
-    walks = any(a in w.over for a in nest.order if a not in nest.full)
+    walks = any(a in w.reduced for a in nest.order if a not in nest.full)
     return walks and summed_inside(nest, w)

@@ -224,7 +224,7 @@ class BlockArrangement(Arrangement):
         term, so that all add in one order."""
         whole = {a: self.power(a) for a in self._full_axes()}
         alike = (i for i in self.all_items() if i.name in self.alike and not self.known[i].products)
-        found: Blocks = {a: 1 for i in alike for a in i.over if a not in whole}
+        found: Blocks = {a: 1 for i in alike for a in i.reduced if a not in whole}
         for item in sorted(self.all_items(), key=self._work, reverse=True):
             wanted = self._wanted(item, {**whole, **found})
             for a in item.loops:
@@ -244,11 +244,11 @@ class BlockArrangement(Arrangement):
         if (product := self._product_tiles(item, given)) is not None:
             return product
         known, sizes = self.known[item], self.sizes
-        room, longest = sizes.points, sizes.line
+        points_left, longest = sizes.points, sizes.line
         if known.is_pair:
-            room, longest = sizes.pair_points, sizes.pair_tile
+            points_left, longest = sizes.pair_points, sizes.pair_tile
         wanted = {a: given[a] for a in item.loops if a in given}
-        room //= math.prod(wanted.values())
+        points_left //= math.prod(wanted.values())
         rows = sizes.rows
         for a in known.order:
             if a in wanted:
@@ -256,8 +256,8 @@ class BlockArrangement(Arrangement):
             is_row = item.kind == "reduce" and a in item.kept
             least = LEAST_PRODUCT if known.is_pair else LANES if a is known.lanes else 1
             most = max(rows, least) if is_row else longest
-            wanted[a] = max(min(self.power(a), most, room), 1)
-            room //= wanted[a]
+            wanted[a] = max(min(self.power(a), most, points_left), 1)
+            points_left //= wanted[a]
             rows = max(rows // wanted[a], 1) if is_row else rows
         return wanted
 
@@ -271,9 +271,9 @@ class BlockArrangement(Arrangement):
         order = [a for a in item.loops if a is lanes]
         order += [a for a in reversed(item.kept) if a is not lanes]
         if not is_pair or all(a in item.kept for a in order):
-            others = [a for a in reversed(item.over) if a not in order]
+            others = [a for a in reversed(item.reduced) if a not in order]
             order += others if not is_pair else others[:1]
-        return order if not is_pair else sorted(order, key=lambda a: a in item.over)
+        return order if not is_pair else sorted(order, key=lambda a: a in item.reduced)
 
     def _is_pair(self, item: Item) -> bool:
         """Return whether the item reads two values that each lack one of its long axes, and none
@@ -303,7 +303,7 @@ class BlockArrangement(Arrangement):
         if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
             return
         long = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
-        for k in (a for a in item.over if a in long):
+        for k in (a for a in item.reduced if a in long):
             for i, j in itertools.permutations([a for a in item.kept if a in long], 2):
                 if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is not None:
                     yield i, j, k

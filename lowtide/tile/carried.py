@@ -35,7 +35,7 @@ def _is_long(a: Arrangement, item: Item) -> bool:
     """Return whether the sum is worth float64. Of a sum that other kernels compute, too, the answer
     does not depend on likely sizes, which may differ there."""
     tiles = {t.axis: t.tile for t in a.grid} | a.tiles
-    if isinstance(a, BlockArrangement) or tiles.keys().isdisjoint(item.over):
+    if isinstance(a, BlockArrangement) or tiles.keys().isdisjoint(item.reduced):
         return False
     if item.name in a.rescaled:
         return False
@@ -44,9 +44,9 @@ def _is_long(a: Arrangement, item: Item) -> bool:
     if _is_in_one_tile(a, item):
         return False
     whole = tiles if not a.per_thread(item.d) else {}
-    kept = [whole.get(x) or a.extent(x) for x in own_axes(item.d) if x not in item.over]
-    terms = [tiles.get(x) or x.extent.const or LEAST_TERMS for x in item.over]
-    is_cheap = item.vector in item.over or updated_in_memory(item, a.all_items())
+    kept = [whole.get(x) or a.extent(x) for x in own_axes(item.d) if x not in item.reduced]
+    terms = [tiles.get(x) or x.extent.const or LEAST_TERMS for x in item.reduced]
+    is_cheap = item.vector in item.reduced or updated_in_memory(item, a.all_items())
     is_cheap |= math.prod(terms) >= LEAST_TERMS
     return is_cheap and math.prod(kept) <= MOST_RESULTS
 
@@ -55,8 +55,8 @@ def _is_in_one_tile(a: Arrangement, item: Item) -> bool:
     """Return whether all terms of a sum along the lanes are likely to be in one tile. The kernels
     are planned anew where that axis becomes much longer, so that the hints decide about speed
     only."""
-    swept = [x for x in item.over if x in a.tiles]
-    if item.vector not in item.over or a.per_thread(item.d) or len(swept) != 1:
+    swept = [x for x in item.reduced if x in a.tiles]
+    if item.vector not in item.reduced or a.per_thread(item.d) or len(swept) != 1:
         return False
     (axis,) = swept
     if a.extent(axis) > a.tiles[axis]:

@@ -254,7 +254,7 @@ class _Run(Evaluator):
         best = terms.amax(-1, True) if w.fn == "argmax" else terms.amin(-1, True)
         hit = (terms == best) | ((terms != terms) & (best != best))
         here = torch.where(hit, torch.arange(terms.shape[-1]), terms.shape[-1]).amin(-1)
-        here = here + self.points(w.over[0])[0]
+        here = here + self.points(w.reduced[0])[0]
         best, old, place = best.squeeze(-1), bests[at], places[at]
         best = best.to(old.dtype)
         beats = (best > old) if w.fn == "argmax" else (best < old)

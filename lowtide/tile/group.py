@@ -170,9 +170,9 @@ def _recomputed(
                 or len(large_axes(own_axes(d), hints)) < 2
             ):
                 continue
-            again = name + RECOMPUTED
-            copy = Group({again: Def(name=again, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)})
-            defs = {n: _reading(_inlined(m, shared), name, again) for n, m in g.defs.items()}
+            fresh = name + RECOMPUTED
+            copy = Group({fresh: Def(name=fresh, axes=d.axes, expr=d.expr, loc=d.loc, op=d.op)})
+            defs = {n: _reading(_inlined(m, shared), name, fresh) for n, m in g.defs.items()}
             merged = _merged(copy, Group(defs), shared, hints, careful=False)
             if merged is not None:
                 g = merged

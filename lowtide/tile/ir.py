@@ -74,7 +74,7 @@ class Accumulate:
 
     buffer: Buffer
     fn: str
-    over: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
     expr: Expr
     first: tuple[Axis, ...] | None = None
 

@@ -57,13 +57,13 @@ REDUCED_POINTS = 512  # of all axes that a register tile sums over: lines that s
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Item:
-    """`kind` is "reduce" or "store"; `loops` all axes it runs over; `over` the reduced ones."""
+    """`kind`: "reduce" or "store". `loops`: all axes; `reduced`: those of the reduction."""
 
     kind: str
     name: str
     d: Def
     loops: tuple[Axis, ...]
-    over: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
     body: Expr
     vector: Axis | None = None
     staged: list[Expr] = field(default_factory=list[Expr])
@@ -71,20 +71,20 @@ class Item:
 
     @property
     def kept(self) -> tuple[Axis, ...]:
-        return tuple(a for a in self.loops if a not in self.over)
+        return tuple(a for a in self.loops if a not in self.reduced)
 
 
 def reduce_item(d: Def) -> Item:
     assert isinstance(d.expr, Reduce)
     loops = (*own_axes(d), *d.expr.axes)
-    return Item(kind="reduce", name=d.name, d=d, loops=loops, over=d.expr.axes, body=d.expr.body)
+    return Item(kind="reduce", name=d.name, d=d, loops=loops, reduced=d.expr.axes, body=d.expr.body)
 
 
 def store_item(d: Def) -> Item:
     """Store a definition: a pointwise one is computed, a reduction is read from its buffer."""
     here = [as_index(a) if a.extent.const != 1 else as_index(0) for a in d.axes]
     body = ex.load(d.name, here, d.dtype) if isinstance(d.expr, Reduce) else d.expr
-    return Item(kind="store", name=f"{d.name}.out", d=d, loops=own_axes(d), over=(), body=body)
+    return Item(kind="store", name=f"{d.name}.out", d=d, loops=own_axes(d), reduced=(), body=body)
 
 
 def cost(expr: Expr) -> int:
@@ -207,7 +207,7 @@ def choose_vector(items: list[Item], ctx: Context, others: Set[Axis] = frozenset
 
 
 def _lane_cost(item: Item, a: Axis, ctx: Context) -> float:
-    total = 1.0 if a in item.over else 0.5
+    total = 1.0 if a in item.reduced else 0.5
     for load in set(ex.loads(item.body)):
         total += _load_cost(load, a, item, ctx)
     if item.kind == "store":
@@ -300,12 +300,12 @@ def short_row(d: Def) -> Axis | None:
     return found[-1] if found and found[-1] not in g.free else None
 
 
-def _goes_far(e: Expr, over: tuple[Axis, ...]) -> bool:
+def _goes_far(e: Expr, reduced: tuple[Axis, ...]) -> bool:
     """Return whether the value is read in windows along a line. (Weights may be, over the few
     phases of a stride.)"""
     short = [a for a in e.free if (a.extent.const or FULL_EXTENT + 1) <= FULL_EXTENT]
-    return is_windowed(e, over) and is_windowed(
-        Rewriter(atoms={a: as_index(0) for a in short if a not in over})(e), over
+    return is_windowed(e, reduced) and is_windowed(
+        Rewriter(atoms={a: as_index(0) for a in short if a not in reduced})(e), reduced
     )
 
 
@@ -335,19 +335,19 @@ def long_terms(item: Item) -> list[Axis]:
     """Long axes that a float sum is taken over one by one, not along the lanes."""
     if not rounds(item):
         return []
-    return [a for a in item.over if a is not item.vector and is_long(a, SUM_TILE)]
+    return [a for a in item.reduced if a is not item.vector and is_long(a, SUM_TILE)]
 
 
 def long_lanes(item: Item) -> list[Axis]:
     """The long axis along the lanes that a float sum is taken over."""
-    lanes = [a for a in item.over if a is item.vector and is_long(a, 8 * LANES_TILE)]
+    lanes = [a for a in item.reduced if a is item.vector and is_long(a, 8 * LANES_TILE)]
     return lanes if rounds(item) else []
 
 
 def short_terms(item: Item, *but: Axis | None) -> int:
     """Return the number of terms of a sum over its short axes of fixed extent, without those in
     `but`."""
-    short = (a.extent.const or 1 for a in item.over if not is_long(a, SUM_TILE) and a not in but)
+    short = (a.extent.const or 1 for a in item.reduced if not is_long(a, SUM_TILE) and a not in but)
     return math.prod(short)
 
 
@@ -363,7 +363,7 @@ def updated_in_memory(item: Item, items: Iterable[Item]) -> bool:
     """Return whether a float sum may be updated in memory at each term, next to sums of other
     axes."""
     beside = (i for i in items if i.kind == "reduce" and same_points(i, item))
-    return rounds(item) and any(set(i.over) != set(item.over) for i in beside)
+    return rounds(item) and any(set(i.reduced) != set(item.reduced) for i in beside)
 
 
 # ---- staging --------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
     seen: set[Expr] = set()  # expressions share their parts
     skip = fully_unrolled(item, ctx)
     loops = frozenset(item.loops) - ctx.fixed
-    over = frozenset(item.over if is_register_tile(item, ctx) else ())
+    reduced = frozenset(item.reduced if is_register_tile(item, ctx) else ())
 
     def visit(e: Expr) -> None:
         have = ctx.live(e) & loops
@@ -383,7 +383,7 @@ def choose_staged(item: Item, ctx: Context) -> list[Expr]:
             return
         seen.add(e)
         lacks_some = have < loops and not (loops - have) <= skip
-        if lacks_some and _fits(e, have, over) and _worth_staging(e, have, item, ctx):
+        if lacks_some and _fits(e, have, reduced) and _worth_staging(e, have, item, ctx):
             found[e] = None
             return
         for child in e.children:
@@ -400,16 +400,18 @@ def _parts(e: Expr, item: Item, ctx: Context) -> list[Expr]:
     if isinstance(e, Load) or len(axes) < 2:
         return []
     along = lies_along(e, axes, item, ctx)
-    nest = Item(kind="store", name=item.name, d=item.d, loops=axes, over=(), body=e, vector=along)
+    nest = Item(
+        kind="store", name=item.name, d=item.d, loops=axes, reduced=(), body=e, vector=along
+    )
     return choose_staged(nest, ctx)
 
 
 def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
     """Kept axes of small constant extent, held in registers as a whole: all their points share what
     is read along the lanes."""
-    if item.kind != "reduce" or item.vector in item.over:
+    if item.kind != "reduce" or item.vector in item.reduced:
         return frozenset()
-    room = 16
+    points_left = 16
     chosen: set[Axis] = set()
     along = [x.free for x in ex.loads(item.body) if item.vector in x.free]
     for a in item.kept:
@@ -418,28 +420,28 @@ def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
             continue
         if along and all(a in free for free in along):
             continue
-        if n and n <= FULL_EXTENT and n <= room:
+        if n and n <= FULL_EXTENT and n <= points_left:
             chosen.add(a)
-            room //= n
+            points_left //= n
     return frozenset(chosen)
 
 
 def is_register_tile(item: Item, ctx: Context) -> bool:
     """Return whether a reduction keeps a block of results in registers while it walks its reduced
     axes."""
-    if item.kind != "reduce" or item.vector in item.over or item.d.expr.dtype.name == "bool":
+    if item.kind != "reduce" or item.vector in item.reduced or item.d.expr.dtype.name == "bool":
         return False
     kept = [a for a in item.kept if a not in ctx.fixed]
-    steps = math.prod(ctx.extent(a) for a in item.over)
+    steps = math.prod(ctx.extent(a) for a in item.reduced)
     return len(kept) >= 2 and steps >= 8
 
 
-def _fits(e: Expr, axes: frozenset[Axis], over: frozenset[Axis]) -> bool:
-    """Return whether one tile of these axes fits in a buffer. `over`: the axes that a register tile
-    sums over, a few steps at a time. A costly value may have tiles of more than two axes, which are
-    cut until they fit."""
-    summed = math.prod(_tile_points(a) for a in axes & over)
-    points = sorted((*(_tile_points(a) for a in axes - over), min(summed, REDUCED_POINTS)))
+def _fits(e: Expr, axes: frozenset[Axis], reduced: frozenset[Axis]) -> bool:
+    """Return whether one tile of these axes fits in a buffer. `reduced`: the axes that a register
+    tile sums over, a few steps at a time. A costly value may have tiles of more than two axes,
+    which are cut until they fit."""
+    summed = math.prod(_tile_points(a) for a in axes & reduced)
+    points = sorted((*(_tile_points(a) for a in axes - reduced), min(summed, REDUCED_POINTS)))
     return math.prod(points[-2:] if cost(e) >= COSTLY else points) <= STAGED_POINTS
 
 
@@ -451,7 +453,7 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
     if isinstance(e, Load) and e.source in ctx.inner:
         return False
     reuse = _reuse(e, item, ctx)
-    walked = {item.vector, *item.over}
+    walked = {item.vector, *item.reduced}
     if is_register_tile(item, ctx) and not fully_unrolled(item, ctx):
         return reuse >= 16 and bool(have & walked)
     if isinstance(e, Load):
@@ -459,7 +461,7 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
             return False
         step = along_lanes(address(e, ctx.strides), item.vector, ctx.lanes)
         return step is None or step.const != 1
-    hoisted = item.vector not in have and not (have & set(item.over))
+    hoisted = item.vector not in have and not (have & set(item.reduced))
     operations = cost(e)
     is_worth_it = operations >= LEAST_STAGED and (reuse - 1) * operations >= WORTH_STAGING
     return not hoisted and is_worth_it
@@ -477,7 +479,7 @@ def lies_along(e: Expr, axes: tuple[Axis, ...], user: Item, ctx: Context) -> Axi
     def rank(position: int) -> tuple[float, bool, int]:
         a = axes[position]
         walked = sum(_walked_cost(load, a, ctx) for load in set(ex.loads(e)))
-        return walked, a not in user.over, -position
+        return walked, a not in user.reduced, -position
 
     return axes[min(range(len(axes)), key=rank)]
 

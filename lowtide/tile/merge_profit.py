@@ -151,15 +151,15 @@ def _worth_it(
     defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], limits: Limits
 ) -> bool:
     apart = apart_axes(defs, common)
-    room = 0 if limits.apart else HELD
+    held_limit = 0 if limits.apart else HELD
     rows = dict.fromkeys(apart, 1)
-    if room and points(apart, hints) < limits.tasks:
+    if held_limit and points(apart, hints) < limits.tasks:
         if any(not limits.long.isdisjoint(sources(d)) for d in defs.values()):
-            room = 0  # better in strips
+            held_limit = 0  # better in strips
         # the grid is the longest of the other axes, too: what reduces it is held by each thread
         others = sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))
         rows |= {a: min(likely(a.extent, hints), ROWS) for a in others[-1:]}
-    if len(defs) > 1 and any(_spreads(d, defs, rows, hints, room) for d in defs.values()):
+    if len(defs) > 1 and any(_spreads(d, defs, rows, hints, held_limit) for d in defs.values()):
         return False
     for d in defs.values():
         fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
@@ -171,9 +171,14 @@ def _worth_it(
 
 
 def _spreads(
-    d: Def, defs: Mapping[str, Def], rows: Mapping[Axis, int], hints: Mapping[str, int], room: int
+    d: Def,
+    defs: Mapping[str, Def],
+    rows: Mapping[Axis, int],
+    hints: Mapping[str, int],
+    held_limit: int,
 ) -> bool:
-    """Return whether each task would have to hold a whole product, of more than `room` elements.
+    """Return whether each task would have to hold a whole product of more than `held_limit`
+    elements.
 
     `rows`: the points of a task along each axis that tasks divide. With dk[j, c] and dq[i, c] in
     one kernel, tasks of rows i hold all of dk. Two kernels, which both compute the tile of pairs
@@ -186,7 +191,7 @@ def _spreads(
     if any(set(outside) & set(reduced_axes(u)) for u in readers):
         return False  # it is read one tile at a time
     held = points(outside, hints)
-    if held * math.prod(rows.get(a, 1) for a in own_axes(d)) <= room:
+    if held * math.prod(rows.get(a, 1) for a in own_axes(d)) <= held_limit:
         return False
     return any(held > COLUMNS * likely(a.extent, hints) for a in large_axes(outside, hints))
 

@@ -78,12 +78,12 @@ class _Parser(ProgramParser):
     def tile_program(self) -> TileProgram:
         normal = self.program()
         groups = [Group(g.defs, g.epilogue) for g in self.groups]
-        asked = dict(normal.defs)
+        requested = dict(normal.defs)
         for name, shape in self.shapes.items():
             axes = tuple(Axis(f"i{k}", size) for k, size in enumerate(shape))
-            asked[name] = replace(asked[name], axes=axes)
+            requested[name] = replace(requested[name], axes=axes)
         fusion = Fusion(
-            program=replace(normal, defs=asked), normal=normal, groups=groups,
+            program=replace(normal, defs=requested), normal=normal, groups=groups,
             by_library={n for g in self.groups if g.is_librarys for n in g.defs},
         )  # fmt: skip
         kernels = [
@@ -380,7 +380,7 @@ class _KernelParser:
     def accumulate(self, line: Line, buffer: Buffer) -> Accumulate:
         fn = line.name()
         line.need("[")
-        over = tuple(self.listed(line, "]", self.axis))
+        reduced = tuple(self.listed(line, "]", self.axis))
         line.need("(")
         e = self.scope.expr(line)
         line.need(")")
@@ -389,7 +389,7 @@ class _KernelParser:
             first = self.axes(line)
         elif line.skip("at", "once"):
             first = ()
-        return Accumulate(buffer=buffer, fn=fn, over=over, expr=e, first=first)
+        return Accumulate(buffer=buffer, fn=fn, reduced=reduced, expr=e, first=first)
 
 
 def _blocks(lines: list[Line]) -> Iterator[tuple[Line, list[Line]]]:

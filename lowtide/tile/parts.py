@@ -39,7 +39,7 @@ def sum_in_parts(kernel: Kernel) -> list[Nest]:
         for w in nest.writes:
             if not isinstance(w, Accumulate) or not _rounds(w.buffer) or summed_inside(nest, w):
                 continue
-            sweep = next((s for s in reversed(around) if s.axis in w.over), None)
+            sweep = next((s for s in reversed(around) if s.axis in w.reduced), None)
             if sweep is not None:
                 key = (id(sweep), id(w.buffer))
                 found.setdefault(key, (w.buffer, [], sweep.body))[1].append(nest)
@@ -50,8 +50,8 @@ def sum_in_parts(kernel: Kernel) -> list[Nest]:
 def summed_inside(nest: Nest, w: Accumulate) -> bool:
     """Return whether all loops over the terms of a result run inside the loops over the results."""
     loops = [a for a in nest.order if a not in nest.full]
-    walked = [k for k, a in enumerate(loops) if a in w.over]
-    kept = [k for k, a in enumerate(loops) if a not in w.over]
+    walked = [k for k, a in enumerate(loops) if a in w.reduced]
+    kept = [k for k, a in enumerate(loops) if a not in w.reduced]
     return not walked or not kept or min(walked) > max(kept)
 
 
@@ -61,7 +61,8 @@ def _is_block(nest: Nest, acc: Buffer, kernel: Kernel) -> bool:
     tiles = {t.axis: t.tile or 1 for t in kernel.grid}
     sums = [w for w in nest.writes if isinstance(w, Accumulate) and w.buffer is acc]
     return all(
-        summed_inside(nest, w) and math.prod(tiles.get(a, 1) for a in w.over) >= BLOCK for w in sums
+        summed_inside(nest, w) and math.prod(tiles.get(a, 1) for a in w.reduced) >= BLOCK
+        for w in sums
     )
 
 

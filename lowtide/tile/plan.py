@@ -203,7 +203,7 @@ class _Planner:
             for item in together:
                 if item.kind == "reduce" and self._outlives(item, axis):
                     scope.ready.add(item.name)
-                if axis in item.over and set(item.over).isdisjoint(path):
+                if axis in item.reduced and set(item.reduced).isdisjoint(path):
                     self._nan_where_all_is_low(item, body, scope)
 
     def _outlives(self, item: Item, axis: Axis) -> bool:
@@ -257,7 +257,7 @@ class _Planner:
         values of its tile are computed, with what `later` items need of the same points."""
         if item.kind == "reduce" and set(self.a.prefix(item)) <= set(path):
             buffer = self.values[item.name]
-            if not buffer.per_thread and not (set(item.over) & set(path)):
+            if not buffer.per_thread and not (set(item.reduced) & set(path)):
                 for b in filter(None, (buffer, buffer.twin)):
                     body.append(Fill(buffer=b, value=self._start(b, item)))
         depth_axes = set(path)
@@ -351,7 +351,7 @@ class _Planner:
             write = Accumulate(
                 buffer=self.values[item.name],
                 fn=item.d.expr.fn,
-                over=tuple(a for a in item.over if a not in self.a.ctx.fixed),
+                reduced=tuple(a for a in item.reduced if a not in self.a.ctx.fixed),
                 expr=self._online_safe(item.body, item),
             )
         nest = Nest(axes=loops, writes=[write], vector=item.vector)
@@ -407,7 +407,7 @@ class _Planner:
             ex.load(d.name, [as_index(a if a.extent.const != 1 else 0) for a in d.axes], d.dtype)
             for d in defs
         )
-        value = online.nan_where_low(total, most, product(a.extent for a in item.over))
+        value = online.nan_where_low(total, most, product(a.extent for a in item.reduced))
         nest = Nest(axes=acc.axes, writes=[Stage(buffer=acc, expr=value)], vector=acc.last)
         self._add(nest, body, scope)
 

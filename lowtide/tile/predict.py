@@ -47,7 +47,7 @@ class Product:
 
     rows: int
     columns: int
-    over: int
+    inner: int
     dtype: str
     read_bytes: int
     made_bytes: int
@@ -56,7 +56,7 @@ class Product:
     def operand_bytes(self) -> int:
         """Return the bytes of both operands in shared memory."""
         itemsize = {"f64": 8, "f32": 4}.get(self.dtype, 2)
-        return (self.rows + self.columns) * self.over * itemsize
+        return (self.rows + self.columns) * self.inner * itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +127,14 @@ def _fragments(p: Product, gpu: Gpu, threads: int) -> float:
     if is_by_units(p, gpu):
         return 0.0
     side = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has
-    return FRAGMENTS * 2 * side * p.over * (2 if p.dtype == "f64" else 1)
+    return FRAGMENTS * 2 * side * p.inner * (2 if p.dtype == "f64" else 1)
 
 
 def _is_written_out(shape: Shape, gpu: Gpu) -> bool:
     """Return whether a product without tensor cores has so many unrolled steps that compiling
     takes long."""
     products = [p.product for p in shape.parts if p.product is not None]
-    return any(p.over > LONGEST_STEPS and not is_by_units(p, gpu) for p in products)
+    return any(p.inner > LONGEST_STEPS and not is_by_units(p, gpu) for p in products)
 
 
 def _shared_bytes(shape: Shape, gpu: Gpu, stages: int) -> int:
@@ -202,16 +202,16 @@ def _part_clocks(part: Part, gpu: Gpu, threads: int) -> float:
 
 
 def _product_clocks(p: Product, gpu: Gpu, threads: int) -> float:
-    fmas = p.rows * p.columns * p.over
+    fmas = p.rows * p.columns * p.inner
     stored = p.operand_bytes / SHARED_RATE
     if is_by_units(p, gpu):
         grouped = gpu.groups and threads >= GROUP_WARPS * WARP and p.rows >= GROUP_ROWS
         teams = threads / WARP / (GROUP_WARPS if grouped else 1)
         side = math.sqrt(p.rows * p.columns / teams)  # of the tile of one warp or group
-        read = teams * 2 * side * p.over * 2 / SHARED_RATE
+        read = teams * 2 * side * p.inner * 2 / SHARED_RATE
         slower = SMALL_TIMES if gpu.groups and not grouped else 1
         return max(slower * fmas / gpu.halves, read) + stored
     rate = gpu.f64 if p.dtype == "f64" else gpu.f32
     each = math.sqrt(max(p.rows * p.columns / threads, 1))  # of what a thread has
-    read = threads * 2 * each * p.over * WORD / SHARED_RATE / 2  # some is the same for neighbours
+    read = threads * 2 * each * p.inner * WORD / SHARED_RATE / 2  # some is the same for neighbours
     return max(fmas / rate, read) + stored

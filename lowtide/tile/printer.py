@@ -94,9 +94,9 @@ def _group_lines(made: TileProgram) -> Iterator[str]:
         if k in kernels:
             yield from _KernelPrinter(kernels[k], printer).lines()
     for name in dict.fromkeys((*program.outputs, *program.checks)):
-        asked, found = program.defs.get(name), every.get(name)
-        if asked is not None and found is not None and asked.shape != found.shape:
-            yield f"result {name}: [{', '.join(map(str, asked.shape))}]"
+        requested, found = program.defs.get(name), every.get(name)
+        if requested is not None and found is not None and requested.shape != found.shape:
+            yield f"result {name}: [{', '.join(map(str, requested.shape))}]"
     yield from wanted_lines(program)
 
 
@@ -173,8 +173,8 @@ class _KernelPrinter:
             text += " in any order"
         elif nest.order != nest.axes:
             hidden = nest.full.difference(nest.order)
-            over = (f"{self.axis(a)}{' unrolled' if a in hidden else ''}" for a in nest.axes)
-            text += f" over {', '.join(over)}"
+            axes = (f"{self.axis(a)}{' unrolled' if a in hidden else ''}" for a in nest.axes)
+            text += f" over {', '.join(axes)}"
         text += f" transposed {self.axis(nest.transposed)}" if nest.transposed else ""
         printer.begin()
         bound = [*printer.axes]
@@ -226,4 +226,4 @@ class _KernelPrinter:
         if w.first is not None:
             begins = f" from its first {self.names(w.first)}" if w.first else " at once"
         text = printer.expr(w.expr, bound)
-        return f"{w.buffer.name} = {w.fn}[{self.names(w.over)}]({text}){begins}"
+        return f"{w.buffer.name} = {w.fn}[{self.names(w.reduced)}]({text}){begins}"

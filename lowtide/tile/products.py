@@ -24,28 +24,28 @@ class BlockProduct:
 
     rows: Axis
     columns: Axis
-    over: Axis
+    inner: Axis
     left: Expr
     right: Expr
 
 
 def as_product(
-    fn: str, body: Expr, kept: tuple[Axis, ...], over: tuple[Axis, ...]
+    fn: str, body: Expr, kept: tuple[Axis, ...], reduced: tuple[Axis, ...]
 ) -> BlockProduct | None:
     """Return a sum of products over one axis, whose two other axes are on one side each; None for
     others.
 
-    `kept`, `over`: the reduction's axes that are blocks. The first of `kept` is that of the rows.
+    `kept`, `reduced`: the axes that are blocks. The first of `kept` is that of the rows.
     """
-    if fn != "sum" or len(over) != 1 or len(kept) != 2:
+    if fn != "sum" or len(reduced) != 1 or len(kept) != 2:
         return None
     if not (isinstance(body, Apply) and body.fn == "mul" and body.dtype.is_float):
         return None
-    (rows, columns), (k,) = kept, over
+    (rows, columns), (k,) = kept, reduced
     for left, right in (body.args, body.args[::-1]):
         is_left = {rows, k} <= left.free and columns not in left.free
         if is_left and {columns, k} <= right.free and rows not in right.free:
-            return BlockProduct(rows=rows, columns=columns, over=k, left=left, right=right)
+            return BlockProduct(rows=rows, columns=columns, inner=k, left=left, right=right)
     return None
 
 

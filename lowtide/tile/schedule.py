@@ -21,7 +21,7 @@ from lowtide.tile.items import along_lanes, cost, node_cost
 from lowtide.tile.parts import sum_in_parts, summed_inside
 from lowtide.tile.target import Target
 
-# rows x vectors of a register tile, by how many accumulators there are room for; best first
+# rows x vectors of a register tile, by the number of accumulators that fit; best first
 REGISTER_TILES = {24: ((8, 3), (6, 4), (12, 2), (20, 1)), 12: ((6, 2), (4, 3), (3, 4), (10, 1))}
 HEAVY = 12  # a body of this many operations keeps the pipeline full by itself
 LIGHT = 6  # a body of more operations needs registers of its own
@@ -62,16 +62,16 @@ def _choose_parts(nest: Nest, kernel: Kernel) -> None:
     """Sets `parts` and `blocks`, so that no float sum in a register gets more than `TERMS` terms
     one after another, if it can be."""
     sums = [w for w in _sums(nest) if w.fn == "sum" and w.expr.dtype.is_float]
-    over = {a for w in sums if summed_inside(nest, w) for a in w.over}
-    kept = [n for a, n in nest.unroll.items() if a not in over]
+    reduced = {a for w in sums if summed_inside(nest, w) for a in w.reduced}
+    kept = [n for a, n in nest.unroll.items() if a not in reduced]
     has_blocks = math.prod(kept) * nest.vectors <= PARTED
     most, few = (TERMS, FEW) if has_blocks else (WHOLE_TERMS, FEW // 4)
     tiles = {a: tile for a, tile in kernel.tiles() if tile}
     parts: set[Axis] = set()
     inside: Axis | None = None
     # of the loops inside, since the last partial sum
-    terms = math.prod(a.extent.const or 1 for a in nest.full if a in over)
-    for a in reversed([a for a in nest.order if a in over and a not in nest.full]):
+    terms = math.prod(a.extent.const or 1 for a in nest.full if a in reduced)
+    for a in reversed([a for a in nest.order if a in reduced and a not in nest.full]):
         n = tiles.get(a) or a.extent.const
         width = kernel.lanes * nest.vectors if a is nest.vector else 1
         steps = -(-n // width) if n else None
@@ -150,32 +150,32 @@ def _choose(
     v = nest.vector
     nest.full = frozenset(a for a in nest.full if kernel.has_whole(a))
     rows = [a for a in nest.axes if a is not v and a not in nest.full]
-    over = {a for w in sums for a in w.over}
+    reduced = {a for w in sums for a in w.reduced}
     if not sums:
         nest.order = (*rows, *_some(v))
         nest.full = frozenset()
         return
-    if v in over or v is None:
+    if v in reduced or v is None:
         _row_reduction(nest, sums, rows, v, hints, kernel, target)
         return
-    kept = [a for a in rows if a not in over]
-    reduced = [a for a in rows if a in over]
+    kept = [a for a in rows if a not in reduced]
+    inner = [a for a in rows if a in reduced]
     u = max(kept, key=lambda a: _points(a, kernel, hints), default=None)
     shared = _shared_rows(sums, v, kept)
     if shared:
         (u,) = shared
     held = math.prod(a.extent.const or 1 for a in nest.full)
     light = all(_cost_here(w.expr, nest) <= LIGHT for w in sums)
-    room = target.accumulators // (held * len(sums)) * (3 if light else 2) // 3
-    room = max(min(room, LONG_CODE // (held * _code_size(nest, kernel, strides))), 1)
+    tile_limit = target.accumulators // (held * len(sums)) * (3 if light else 2) // 3
+    tile_limit = max(min(tile_limit, LONG_CODE // (held * _code_size(nest, kernel, strides))), 1)
     if u is None:
-        nest.vectors = min(4, room, _vectors(v, kernel, hints))
+        nest.vectors = min(4, tile_limit, _vectors(v, kernel, hints))
     else:
-        height, nest.vectors = _register_tile(u, v, room, kernel, hints, target)
+        height, nest.vectors = _register_tile(u, v, tile_limit, kernel, hints, target)
         if height > 1:
             nest.unroll[u] = height
     outer = [a for a in kept if a is not u]
-    nest.order = (*outer, *_some(v), *_some(u), *reduced)
+    nest.order = (*outer, *_some(v), *_some(u), *inner)
     for buffer in nest.reads.values():
         if len(buffer.axes) < 2:
             continue
@@ -204,7 +204,7 @@ def _row_reduction(
     kernel: Kernel,
     target: Target,
 ) -> None:
-    kept_by_all = [a for a in rows if any(a not in w.over for w in sums)]
+    kept_by_all = [a for a in rows if any(a not in w.reduced for w in sums)]
     u = max(kept_by_all, key=lambda a: _points(a, kernel, hints), default=None)
     others = [a for a in rows if a is not u]
     heavy = any(cost(w.expr) > HEAVY for w in nest.writes)
@@ -227,7 +227,7 @@ def _row_reduction(
     simple = all(isinstance(w, Accumulate | Stage) for w in nest.writes)
     if not simple:
         nest.vectors = 1
-    first = [a for a in others if any(a not in w.over for w in sums)]
+    first = [a for a in others if any(a not in w.reduced for w in sums)]
     then = [a for a in others if a not in first]
     nest.order = (*first, *_some(u), *then, *_some(v))
 
@@ -252,15 +252,15 @@ def _two_rows(
 
 
 def _register_tile(
-    u: Axis, v: Axis, room: int, kernel: Kernel, hints: Mapping[str, int], target: Target
+    u: Axis, v: Axis, tile_limit: int, kernel: Kernel, hints: Mapping[str, int], target: Target
 ) -> tuple[int, int]:
     """Rows and vectors: the fewest operations and loads, those at the edges, too."""
     width, height = _vectors(v, kernel, hints), _points(u, kernel, hints)
     best: tuple[float, int, int] | None = None
     for rows, vectors in REGISTER_TILES[target.accumulators]:
-        while rows * vectors > room and rows > 1:
+        while rows * vectors > tile_limit and rows > 1:
             rows -= 1
-        if rows * vectors > room:
+        if rows * vectors > tile_limit:
             continue
         rest, beside = height % rows, width % vectors
         blocks = (width - beside) * _step_cost(rows, vectors) + beside * _step_cost(rows, 1)

@@ -53,7 +53,7 @@ def shape_of(items: Iterable[Item], tiles: Tiles, ctx: Context) -> Shape:
         programs=tiles.programs,
         parts=tuple(_part(i, tiles, ctx) for i in items),
         held_words=sum(_accumulator_registers(i, tiles) for i in reduces),
-        folds=sum(len(tiles.dims(i.over)) for i in wide),
+        folds=sum(len(tiles.dims(i.reduced)) for i in wide),
         moved_bytes=_moved_bytes(items, ctx),
     )
 
@@ -62,10 +62,10 @@ def product_in(item: Item, tiles: Tiles) -> BlockProduct | None:
     """Return the product of blocks that an item is with these tiles, else None."""
     if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
         return None
-    kept, over = tiles.dims(item.kept), tiles.dims(item.over)
-    if any(tiles.points[a] < LEAST_PRODUCT for a in (*kept, *over)):
+    kept, reduced = tiles.dims(item.kept), tiles.dims(item.reduced)
+    if any(tiles.points[a] < LEAST_PRODUCT for a in (*kept, *reduced)):
         return None
-    return as_product(item.d.expr.fn, item.body, kept, over)
+    return as_product(item.d.expr.fn, item.body, kept, reduced)
 
 
 def _part(item: Item, tiles: Tiles, ctx: Context) -> Part:
@@ -105,15 +105,15 @@ def _live_words(nodes: list[Expr], tiles: Tiles) -> int:
 
 def _handed(product: BlockProduct, item: Item, tiles: Tiles, ctx: Context) -> Product:
     half = half_of(product)
-    rows, columns, over = (tiles.points[a] for a in (product.rows, product.columns, product.over))
+    rows, columns, inner = (tiles.points[a] for a in (product.rows, product.columns, product.inner))
     dtype = half if half is not None else item.body.dtype
-    sides = ((product.left, rows * over), (product.right, over * columns))
+    sides = ((product.left, rows * inner), (product.right, inner * columns))
     reads = {x for side, _ in sides for x in ex.loads(side) if _is_read(x, ctx)}
     made = sum(n for side, n in sides if not _is_only_read(side, ctx))
     return Product(
         rows=rows,
         columns=columns,
-        over=over,
+        inner=inner,
         dtype=dtype.name,
         read_bytes=sum(tiles.product(x.free) * x.dtype.itemsize for x in reads),
         made_bytes=made * dtype.itemsize,

@@ -75,9 +75,9 @@ def _repeated(program: Program, groups: Sequence[Group], hints: Mapping[str, int
     from memory."""
     copies = {n.removesuffix(RECOMPUTED) for g in groups for n in g.defs if n not in program.defs}
     read = {n for g in groups for n in g.all_sources()}
-    room = elements_stored(program, {*program.outputs, *program.checks}, hints)
+    limit = elements_stored(program, {*program.outputs, *program.checks}, hints)
     for n, d in program.defs.items():
-        is_stored = n in read and math.prod(likely(size, hints) for size in d.shape) > room
+        is_stored = n in read and math.prod(likely(size, hints) for size in d.shape) > limit
         if (n in copies or is_stored) and is_long(d, hints):
             yield d
 
@@ -104,9 +104,9 @@ class _Cutter:
     def _pairs(self, made: Def) -> set[str]:
         """Return the values that are too large to be stored, and are read together with the product
         or computed from it. Others run before or after, perhaps in strips of their own."""
-        room = elements_stored(self.program, self.roots, self.hints)
+        limit = elements_stored(self.program, self.roots, self.hints)
         defs = self.program.defs
-        large = {n for n, d in defs.items() if self._elements(d) > room}
+        large = {n for n, d in defs.items() if self._elements(d) > limit}
         together = [
             large & {n, *(load.source for load in ex.loads(d.expr))} for n, d in defs.items()
         ]
@@ -240,7 +240,9 @@ class _Cutter:
         checks = [n for n in self.program.checks if n in roots]
         outputs = [n for n in roots if n not in checks or n in self.program.outputs]
         outputs = [*outputs, *checks]
-        return Program(inputs=inputs, defs=ordered, outputs=outputs, again=self.program.again)
+        return Program(
+            inputs=inputs, defs=ordered, outputs=outputs, shared_sums=self.program.shared_sums
+        )
 
     def _is_overwritten(self, name: str, d: Def) -> bool:
         if name not in self.below and name in self.added_to:
@@ -279,7 +281,7 @@ class _Cutter:
                 inputs=inputs,
                 defs=defs,
                 outputs=[n for n in defs if n in kept],
-                again=self.program.again,
+                shared_sums=self.program.shared_sums,
             ),
             extent=self.extent,
             count=self.count,

@@ -81,12 +81,12 @@ def order_in_blocks(kernel: Kernel, d: Def) -> Hashable:
     """
     assert isinstance(d.expr, Reduce)
     points = {a: _points(a, tile) for a, tile in kernel.tiles()}
-    kept, over = (
+    kept, reduced = (
         tuple(a for a in axes if points.get(a, LEAST_PRODUCT) > 1) for axes in (d.axes, d.expr.axes)
     )
-    if over:
-        is_large = all(points.get(a, LEAST_PRODUCT) >= LEAST_PRODUCT for a in (*kept, *over))
-        if not is_large or as_product(d.expr.fn, d.expr.body, kept, over) is None:
+    if reduced:
+        is_large = all(points.get(a, LEAST_PRODUCT) >= LEAST_PRODUCT for a in (*kept, *reduced))
+        if not is_large or as_product(d.expr.fn, d.expr.body, kept, reduced) is None:
             return kernel.name, d.name
     number = {a: k for k, a in enumerate(d.expr.axes)}
     swept = {
@@ -95,7 +95,7 @@ def order_in_blocks(kernel: Kernel, d: Def) -> Hashable:
         for w in nest.writes
         if isinstance(w, Accumulate) and w.buffer is kernel.values.get(d.name)
     }
-    return bool(over), frozenset(swept)
+    return bool(reduced), frozenset(swept)
 
 
 def _points(a: Axis, tile: int | None) -> int:
@@ -148,7 +148,7 @@ def _loops(
     presence counts: an inner one means that sums are in memory."""
     found: list[tuple[object, ...]] = []
     for a in nest.order:
-        if a not in w.over:
+        if a not in w.reduced:
             if found and found[-1] != (KEPT,):
                 found.append((KEPT,))
         else:

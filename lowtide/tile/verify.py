@@ -107,7 +107,7 @@ def _check(b: Buffer, past: list[_Event], here: Path, kernel: Kernel, running: s
     for event in made:
         w = event.write
         if isinstance(w, Accumulate) and any(
-            s.axis in w.over and s in event.around for s in going_on
+            s.axis in w.reduced and s in event.around for s in going_on
         ):
             raise VerifyError(f"kernel {kernel.name} reads {b.name}, whose sum is not whole yet")
 

@@ -294,7 +294,7 @@ class _Evaluated:
     def write(self) -> None:
         """Write nothing: there is no source text."""
 
-    def over_inputs(self, inputs: object) -> dict[str, str]:
+    def reusable_inputs(self, inputs: object) -> dict[str, str]:
         """Return no inputs: the evaluator overwrites none."""
         return {}
 

@@ -55,8 +55,8 @@ _RUN_BACKWARD_CODE: Final = getattr(_graph, RUN_BACKWARD).__code__
 
 
 def inputs_of_backward() -> frozenset[tuple[Any, int]]:
-    """Return the edges at which the backward pass under way was asked for gradients, as (node,
-    output): none if it was asked for those of all leaves. On a thread of the engine, those of the
+    """Return the edges at which the running backward pass returns gradients, as (node,
+    output): none if it accumulates those of all leaves. On a thread of the engine, those of the
     backward passes of all threads."""
     own = _inputs_in(sys._getframe())  # pyright: ignore[reportPrivateUsage]
     if own is not None:

@@ -46,8 +46,8 @@ _functorch: Final[Any] = getattr(_C, "_functorch", None)
 transform: Final[Callable[[], object]] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
 _is_wrapped: Final[Any] = getattr(_functorch, "is_functorch_wrapped_tensor", _never)
 any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
-# (owner, names) of what no mode is asked about; the names of functorch's are those that Dynamo does
-# not look into, if there are such.
+# (owner, names) of functions that no mode intercepts; the names of functorch's are those that
+# Dynamo does not look into, if there are such.
 # How precise float32 is, by backend and kind of op: "none" is the default.
 precision_of: Final[Callable[[str, str], str]] = getattr(
     _C, "_get_fp32_precision_getter", lambda backend, kind: "none"

@@ -61,7 +61,7 @@ class StandIn:
     def too_wide(self, sizes: Mapping[str, int]) -> None:
         """It holds as much as it is asked to."""
 
-    def over_inputs(self, inputs: object) -> dict[str, str]:
+    def reusable_inputs(self, inputs: object) -> dict[str, str]:
         """It writes over nothing."""
         return {}
 

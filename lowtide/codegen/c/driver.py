@@ -102,7 +102,7 @@ class HostDialect(Dialect):
     def scope(self, program: HostProgram) -> dict[str, Any]:
         scope: dict[str, Any] = {
             "empty": arena.empty,
-            "over": ownership.over,
+            "over": ownership.in_memory_of,
             "scratch": arena.scratch,
             "small_scratch": _small_scratch,
             "threads_now": torch.get_num_threads,

@@ -112,7 +112,7 @@ class HostKernels(Kernels):
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
         n, target = self.normal, self.target
-        alike = recomputed(self.groups, self.program.again)
+        alike = recomputed(self.groups, self.program.shared_sums)
         arrangement = Arrangement(
             g, stores, n.inputs, n.defs, hints, target, name, self.moving, alike
         )

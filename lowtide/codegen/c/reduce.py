@@ -43,7 +43,7 @@ class Accumulator:
         self.buffer_axes = frozenset(a for a in w.buffer.axes if a in body.nest.axes)
         self.axes = frozenset(body.nest.axes)
         self.counting = counts(w.fn, w.expr)
-        self.folds = self.v in w.over
+        self.folds = self.v in w.reduced
         dtype = w.expr.dtype
         self.t = "i32" if self.counting else pw.REGISTER[dtype.name]
         self.fn = w.fn
@@ -199,7 +199,7 @@ class Accumulator:
         body, use, t = self.body, self.body.names.use, self.t
         value = self._value(point)
         self._watch(value)
-        axis = self.w.over[0]
+        axis = self.w.reduced[0]
         here = f"(i32v){{0}} + (int32_t)({body.offset(axis, point)})"
         if axis is self.v:
             here += f" + {body.iota('i32')}"
@@ -299,7 +299,7 @@ class Accumulator:
         twin = self.buffer.twin
         assert twin is not None
         best = body.place(twin, key)
-        base = f"b_{body.names.axis(self.w.over[0])}"
+        base = f"b_{body.names.axis(self.w.reduced[0])}"
         if self.folds or self.v is None:
             count = body.names.lanes if self.folds else 1
             for acc in group:
@@ -343,7 +343,7 @@ class Accumulator:
         body = self.body
         lines = body.scopes[len(body.order)].before
         if self.w.fn in ARG:
-            axis = self.w.over[0]
+            axis = self.w.reduced[0]
             for point in body.points(self.axes):
                 value = self._value(point)
                 self._watch(value)

@@ -93,8 +93,8 @@ class LoopHeads(Expressions):
         else:
             head = f"for {self.name_of(index)}, {name} in enumerate({bare(text)}):"
         left, test, done = self.ending(block)
-        again = self.uses.maker[test]
-        done += [item, again, self.uses.maker[again.operands[1]]]
+        goes_on = self.uses.maker[test]
+        done += [item, goes_on, self.uses.maker[goes_on.operands[1]]]
         return Head(text=head, done=done, is_tested=True, left=left)
 
     def iterator(self, op: Op) -> None:
@@ -118,10 +118,14 @@ class LoopHeads(Expressions):
             return False
         (block,) = loop.blocks
         _, test, _ = self.ending(block)
-        again, item = self.uses.maker.get(test), _first(block)
-        if again is None or again.name != "iter.goes_on" or again.operands[0] is not op.result:
+        goes_on, item = self.uses.maker.get(test), _first(block)
+        if (
+            goes_on is None
+            or goes_on.name != "iter.goes_on"
+            or goes_on.operands[0] is not op.result
+        ):
             return False
-        following = self.uses.maker.get(again.operands[1])
+        following = self.uses.maker.get(goes_on.operands[1])
         if following is None or following.name != "py.add":
             return False
         at, one = following.operands
@@ -132,7 +136,7 @@ class LoopHeads(Expressions):
             counts
             and once
             and item.operands == [op.result]
-            and self.ends_with_test(block, [again, following])
+            and self.ends_with_test(block, [goes_on, following])
             and all(x is begin or x.name in _NOTHING for x in between)
         )
 

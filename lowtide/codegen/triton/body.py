@@ -183,7 +183,7 @@ class Body:
             self._product(w.buffer, product)
         elif wide.dims != wide.final:
             self._add_up(w, "w_", wide.dims)
-        elif inner := self.blocks.dims(w.over):
+        elif inner := self.blocks.dims(w.reduced):
             self._fold_in(w, self.blocks.dims((*wide.final, *inner)), wide.final)
         else:
             self._add_up(w, "s_", wide.final)
@@ -192,7 +192,7 @@ class Body:
         """Print an elementwise update of an accumulator's block."""
         name, e = f"{head}{w.buffer.name}", w.expr
         is_sum = w.fn == "sum" and e.dtype.is_float and isinstance(e, Apply) and e.fn == "mul"
-        if is_sum and not self.blocks.mask(w.over, dims):
+        if is_sum and not self.blocks.mask(w.reduced, dims):
             x, y = (self.value(a, dims) for a in e.children)
             self.lines.append(f"{name} = lt_fma({x}, {y}, {name})")
         elif w.fn in ARG:
@@ -204,23 +204,23 @@ class Body:
     def _fold_in(self, w: Accumulate, dims: Dims, final: Dims) -> None:
         """Print the fold of a block to its `final` dims, and the update of the accumulator."""
         value = self._full(self._masked(w, dims), dims)
-        over = [k for k, a in reversed([*enumerate(dims)]) if a not in final]
+        reduced = [k for k, a in reversed([*enumerate(dims)]) if a not in final]
         if w.fn in ARG:
             at = self._full(self._place(w, dims), dims)
-            for k in over:
+            for k in reduced:
                 best = self._named(f"lt_best({value}, {k}, {w.fn == 'argmin'})")
                 at = self._named(f"lt_where_best({value}, {best}, {at}, {k})")
                 value = best
             self._better(w, "s_", value, at)
             return
-        for k in over:
+        for k in reduced:
             value = self._named(_FOLD[w.fn].format(value, k))
         name = f"s_{w.buffer.name}"
         self.lines.append(f"{name} = {pw.call(_JOIN[w.fn], w.buffer.dtype, [name, value])}")
 
     def _masked(self, w: Accumulate, dims: Dims) -> str:
         """Return the accumulated value; it is neutral past the end of a reduced axis."""
-        value, mask = self.value(w.expr, dims), self.blocks.mask(w.over, dims)
+        value, mask = self.value(w.expr, dims), self.blocks.mask(w.reduced, dims)
         if not mask:
             return value
         fn = {"argmin": "min", "argmax": "max"}.get(w.fn, w.fn)
@@ -236,23 +236,23 @@ class Body:
         self.lines.append(f"{place} = tl.where({test}, {at}, {place})")
 
     def _place(self, w: Accumulate, dims: Dims) -> str:
-        (axis,) = w.over
+        (axis,) = w.reduced
         return f"lt_wide({self.blocks.coordinate(axis, dims)}, tl.int64)"
 
     # -- products of blocks --
 
     def _product(self, buffer: Buffer, product: BlockProduct) -> None:
         half = half_of(product)
-        left = self._side(product.left, (product.rows, product.over), product.over, half)
-        right = self._side(product.right, (product.over, product.columns), product.over, half)
+        left = self._side(product.left, (product.rows, product.inner), product.inner, half)
+        right = self._side(product.right, (product.inner, product.columns), product.inner, half)
         name = f"s_{buffer.name}"
         self.lines.append(f"{name} = lt_dot({left}, {right}, {name}, PRECISION)")
 
-    def _side(self, e: Expr, dims: Dims, over: Axis, half: DType | None) -> str:
+    def _side(self, e: Expr, dims: Dims, inner: Axis, half: DType | None) -> str:
         if half is not None and isinstance(e, Cast):
             e = e.arg
-        name, mask = self.value(e, dims), self.blocks.mask((over,), dims)
-        if mask and not self._is_zero_beyond(e, over):
+        name, mask = self.value(e, dims), self.blocks.mask((inner,), dims)
+        if mask and not self._is_zero_beyond(e, inner):
             name = self._named(f"tl.where({mask}, {name}, 0)")
         full = self._full(name, dims)
         if half is not None:
@@ -280,11 +280,11 @@ def _axes_of(index: Index) -> list[Axis]:
 
 def product_of(w: Accumulate, blocks: Blocks) -> BlockProduct | None:
     """Return the matrix product of blocks that an accumulation computes, None if none."""
-    kept, over = blocks.dims(w.buffer.axes), blocks.dims(w.over)
-    points = (blocks.points[a] for a in (*kept, *over))
+    kept, reduced = blocks.dims(w.buffer.axes), blocks.dims(w.reduced)
+    points = (blocks.points[a] for a in (*kept, *reduced))
     if any(n.isdigit() and int(n) < LEAST_PRODUCT for n in points):
         return None
-    return as_product(w.fn, w.expr, kept, over)
+    return as_product(w.fn, w.expr, kept, reduced)
 
 
 def fold_lines(wide: Wide, blocks: Blocks) -> list[str]:

@@ -156,8 +156,8 @@ class _Printer:
             final = self.blocks.dims(b.axes)
             running = b.name in changed or f"{b.name}_old" in self.kernel.values
             at_once = running or product_of(w, self.blocks) is not None
-            over = () if at_once else self.blocks.dims(w.over)
-            yield Wide(buffer=b, dims=self.blocks.dims((*b.axes, *over)), final=final)
+            reduced = () if at_once else self.blocks.dims(w.reduced)
+            yield Wide(buffer=b, dims=self.blocks.dims((*b.axes, *reduced)), final=final)
 
     # -- text --
 
@@ -285,13 +285,13 @@ class _Printer:
             if isinstance(w, Accumulate) and w.buffer.name in self.wide:
                 wide = self.wide[w.buffer.name]
                 if wide.dims != wide.final:
-                    self.waiting[wide.buffer.name] = frozenset(w.over).intersection(self.open)
+                    self.waiting[wide.buffer.name] = frozenset(w.reduced).intersection(self.open)
         return Body(nest, self.blocks, self.wide, self.serial).text()
 
     def _folds(self) -> Iterator[str]:
         """Yield the folds of accumulators whose sweeps are closed."""
-        for name, over in list(self.waiting.items()):
-            if over.isdisjoint(self.open):
+        for name, reduced in list(self.waiting.items()):
+            if reduced.isdisjoint(self.open):
                 del self.waiting[name]
                 yield from fold_lines(self.wide[name], self.blocks)
 

@@ -66,9 +66,9 @@ def _read_names(fn: ast.FunctionDef | ast.Lambda) -> set[str]:
 
 def _is_reassigned(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:
     """Return whether `outer` assigns the name after the inner function, or in a loop around it."""
-    again = [outer] if _stores_behind(outer, fn, name) else []
+    reassigned = [outer] if _stores_behind(outer, fn, name) else []
     around = [n for n in ast.walk(outer) if isinstance(n, _LOOPS) and fn in ast.walk(n)]
-    return bool(again) or any(name in _stored(loop) for loop in around)
+    return bool(reassigned) or any(name in _stored(loop) for loop in around)
 
 
 def _stores_behind(outer: ast.AST, fn: ast.FunctionDef | ast.Lambda, name: str) -> bool:

@@ -68,9 +68,9 @@ def first_of(c: Context, node: ast.Call) -> Node:
         case [ast.GeneratorExp(element, generators), *default] if not named_inside(node.args[0]):
             pass
         case [ast.Call(callee) as made, *default] if _makes_iterator(c, made, callee):
-            over = made.args[0] if _is(c, callee, iter) else made
+            iterable = made.args[0] if _is(c, callee, iter) else made
             element, target = ast.Name(_FIRST, ast.Load()), ast.Name(_FIRST, ast.Store())
-            generators = [ast.comprehension(target, over, [], 0)]
+            generators = [ast.comprehension(target, iterable, [], 0)]
         case _:
             raise c.error(
                 node,

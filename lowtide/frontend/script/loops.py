@@ -279,7 +279,7 @@ class _Body:
 
     def loop(self, trips: Value) -> None:
         c = self.c
-        asked, begin = self._asks, self._first_test()
+        had_asks, begin = self._asks, self._first_test()
         if c.builder.constant(begin) is False:
             return
         names = self._carried()
@@ -302,7 +302,7 @@ class _Body:
             settled = (self.source_changes, len(self.unbound)) == known
             settled = settled and not c.builder.has_changed(mark)
             if joined == types and settled:
-                begin = self._first_test() if self._asks and not asked else begin
+                begin = self._first_test() if self._asks and not had_asks else begin
                 self._close(names, before, types, trial, trips, begin)
                 return
             types = joined
@@ -415,12 +415,12 @@ class _Body:
         if left is True:
             return c.const(False)
         if left is False:
-            return self._again(index)
+            return self._continues(index)
         if self.test is None and not self._asks:
             return c.py(self.node, "py.not", left)
-        return choose(c, self.node, left, lambda: c.const(False), lambda: self._again(index))
+        return choose(c, self.node, left, lambda: c.const(False), lambda: self._continues(index))
 
-    def _again(self, index: Value) -> Value:
+    def _continues(self, index: Value) -> Value:
         if self.test is not None:
             return truth(self.c, self.test, self.c.value(self.test))
         return self._still_within(index) or self.c.const(True)

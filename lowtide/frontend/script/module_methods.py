@@ -173,7 +173,7 @@ def _compile(
     compiled = Function(name, builder.block, result.type, defaults, loc, paths)
     verify(compiled, after="script")
     function = without_unused_captures(simplified(compiled), c.assumed.methods)
-    # What only its type was asked of is read no more, but the answer must still hold.
+    # A path of which only the type mattered is no longer read, but its type must still hold.
     unread = [p for p in paths if p not in function.captures and not p.startswith("@")]
     types_only = [Guard("type", p) for p in unread if follow(module, p)[1]]
     return MethodProgram(

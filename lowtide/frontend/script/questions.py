@@ -1,8 +1,8 @@
 """Builtins that ask what a value is, `isinstance`, `type`, `hasattr`, `getattr`, `callable`; and
 `setattr`.
 
-In: a compiled value and what is asked. Out: a constant where its type tells, else an op that asks
-when the program runs.
+In: a call of such a builtin on a compiled value. Out: a constant where its type tells, else an op
+that tests it when the program runs.
 
     isinstance(n, int)     →  const True                     n: int
     isinstance(v, str)     →  py.isinstance(%v) {type="str"}  v: Any

@@ -1,4 +1,4 @@
-"""The classes and functions of an archive, made from its code when they are first asked for.
+"""The classes and functions of an archive, made from its code at their first use.
 
 In: the texts of the archive's `code/` folder, its constants. Out: Python classes and functions.
 

@@ -178,8 +178,8 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(made, node)
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        target, over = self.visit(node.target), self.visit(node.iter)
-        return ast.copy_location(ast.For(target, over, self.block(node.body), []), node)
+        target, iterable = self.visit(node.target), self.visit(node.iter)
+        return ast.copy_location(ast.For(target, iterable, self.block(node.body), []), node)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         made = ast.While(self.visit(node.test), self.block(node.body), [])

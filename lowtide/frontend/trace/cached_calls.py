@@ -1,6 +1,6 @@
 """Calls of cached functions while a trace runs.
 
-In: the frame in which Python asked for a hash. Out: whether it did so to look into a cache of
+In: the frame in which Python computes a hash. Out: whether it did so to look into a cache of
 `functools.lru_cache`, which it does not tell: C code calls `__hash__`, whose caller is that frame.
 
     shape = (x.shape[0], 3)

@@ -1,5 +1,5 @@
-"""Ops on dicts. `keys`, `values` and `items` give lists; `goes_on` is asked by a loop that changes
-its dict before each step.
+"""Ops on dicts. `keys`, `values` and `items` give lists; a loop that changes its dict runs
+`goes_on` before each step.
 
 find("dict.get").result([DictType(STR, INT), STR])  ==  Optional[int]
 """

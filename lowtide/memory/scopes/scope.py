@@ -255,7 +255,7 @@ class DisposeScope(Place):
         except BaseException:  # an interrupt: finish what it cut short, then raise it
             try:
                 ending = _ending(how, self, is_block)
-                self._empty(taken, ending, _NONE, is_end=True, is_again=True)
+                self._empty(taken, ending, _NONE, is_end=True, is_repeat=True)
             finally:
                 self.is_open = False
                 self.thread.switch_off(self)
@@ -270,7 +270,7 @@ class DisposeScope(Place):
         try:
             self._empty(taken, ending, spared)
         except BaseException:  # as in `_end`
-            self._empty(taken, ending, spared, is_again=True)
+            self._empty(taken, ending, spared, is_repeat=True)
             raise
 
     def _empty(
@@ -279,7 +279,7 @@ class DisposeScope(Place):
         ending: Ending,
         spared: frozenset[int],
         is_end: bool = False,
-        is_again: bool = False,
+        is_repeat: bool = False,
     ) -> None:
         with LOCK:  # emptied and closed at once: no thread may add a tensor in between
             self.take_all(taken, spared)
@@ -292,7 +292,7 @@ class DisposeScope(Place):
             for birth in empty_out(taken, ending):
                 tensor = birth[0]()
                 if type(tensor) is DisposedTensor:  # logged twice, or before the interrupt
-                    twice += not is_again
+                    twice += not is_repeat
                 elif tensor is not None:
                     left.append((tensor, birth))
             ended = count - twice - len(left)

@@ -128,8 +128,8 @@ class Lift:
             many = known & symbols(self.axis.extent) - self.run.divisors(why.symbols)
             if known and not many:
                 return NeedConst(known)  # as for an op outside of any loop
-            if known and why.room is not None:
-                self.run.ask(why.room)  # splits the signature
+            if known and why.slack is not None:
+                self.run.ask(why.slack)  # splits the signature
             return NotLifted(
                 f"its indices cannot be compared without knowing {self.run.size_names(why)}"
             )
@@ -189,19 +189,19 @@ class Lift:
             self.carried.append(Abs(True))
             self.plan.append(StandIn(self._named((), dtypes.boolean)))
             return True
-        again = False
+        is_changed = False
         for x, _ in self.run.changes(since):
             if x in self.outer and x not in self.changed and x.base is None:
                 self.changed[x] = self._stand_in_for(x, since)
-                again = True
-        if again:
+                is_changed = True
+        if is_changed:
             return True
         self.yields = list(yields)
         for k, y in enumerate(yields):
             plan = self._planned(self.plan[k], self.carried[k], y)
-            again = again or plan is not self.plan[k]
+            is_changed = is_changed or plan is not self.plan[k]
             self.plan[k] = plan
-        return again
+        return is_changed
 
     def _stand_in_for(self, x: Abs, since: int) -> Val | Growing:
         first = self._before(since)[x]
