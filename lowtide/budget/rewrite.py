@@ -222,7 +222,7 @@ def _section(bodies: Bodies, row: Row, known: Known) -> Op:
     if run.carried is not None:
         how["carried"] = run.carried
     if bodies.recomputed is not bodies.first:
-        how["again"] = True
+        how["recomputes_second"] = True
         blocks.append(bodies.recomputed)
     if bodies.end is not None:
         how["end"] = run.outputs.index(bodies.end)

@@ -8,23 +8,7 @@ and in the backward pass the gradients of its operands, chunk by chunk.
         ...                     runs for x[0:k] and w, for x[k:2k] and w, …
         yield(%c)               joined along dim 0 into y
 
-    cuts      the cut of each operand, None if each chunk needs the whole
-    joins     the dim along which each result is joined, None if all chunks share the result,
-              `ADDED` if the chunks' results are added up; they may differ in length
-    sources   for each result the operands that it may carry gradients of; absent: all
-    orders    for each result its dims in memory order, since a chunk of one point does not show it;
-              absent: ascending dims
-    updated   operands that the first run only writes; they are neither saved nor recomputed
-    counters  operands without gradients that each run writes
-    again     the section has a second block, which is the one that is recomputed
-    kept      number of chunks, the last ones, that save the values that their gradients read, and
-              are not recomputed; the backward pass begins with them, and frees these values
-    products  number of values that the first block yields after the results; for each other chunk
-              they are saved, and are the last arguments of the last block (see `saved_product`)
-    end       the result that is a product itself: its gradient does not read its value, so the
-              last block takes a stand-in for it
-    unread    forms of the results, and results that are not tensors, if no op reads the values of
-              the results: then only the backward pass runs
+`SectionAttrs` describes the attributes.
 """
 
 from __future__ import annotations
@@ -37,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lowtide.execute.cut import ADDED, Cut, Form, Plain, Span, form_of, order_of
+from lowtide.execute.cut import ADDED, Form, SectionAttrs, Span, form_of, order_of
 from lowtide.execute.operand_gradients import Gradients
 from lowtide.ir.core import Op
 from lowtide.ir.structured import RunBlock
@@ -59,26 +43,15 @@ class Chunks:
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         """`shown`: run only this number of chunks, in a dry run; they stand for all."""
+        self.attrs = SectionAttrs(**cast("dict[str, Any]", op.attrs))
         self.run = runs[0]
-        self.run_repeatable = runs[1 if "again" in op.attrs else 0]
+        self.run_repeatable = runs[1 if self.attrs.recomputes_second else 0]
         self.run_with_saved = runs[-1]
         self.results = len(op.results)
-        self.products = cast("int", op.attrs.get("products", 0))
-        self.chunks = cast("int", op.attrs["chunks"])
-        self.kept_chunks = cast("int", op.attrs.get("kept", 0))
-        self.cuts = cast("Sequence[Cut | None]", op.attrs["cuts"])
-        self.joins = cast("Sequence[int | None]", op.attrs["joins"])
         everything = tuple(range(len(op.operands)))
-        self.sources = cast(
-            "Sequence[Sequence[int]]", op.attrs.get("sources", (everything,) * len(op.results))
-        )
-        self.updated = cast("Sequence[int]", op.attrs.get("updated", ()))
-        self.counters = cast("Sequence[int]", op.attrs.get("counters", ()))
-        self.orders = cast("Sequence[Sequence[int] | None] | None", op.attrs.get("orders"))
-        self.end = cast("int | None", op.attrs.get("end"))
-        self.unread = cast("Sequence[Form | Plain] | None", op.attrs.get("unread"))
+        self.sources = self.attrs.sources or (everything,) * len(op.results)
         # A block that overwrites tensors that PyTorch saves in it saves copies.
-        self.saving = _copies_saved if op.attrs.get("overwrites") else contextlib.nullcontext
+        self.saving = _copies_saved if self.attrs.overwrites else contextlib.nullcontext
         self.shown = shown
         self.keeps = False  # whether there will be a backward pass
         self.carrying: Sequence[bool] = ()  # if so, which operands carry gradients
@@ -88,24 +61,26 @@ class Chunks:
     @property
     def is_unread(self) -> bool:
         """Return whether nothing reads the values of the results."""
-        return self.unread is not None and any(self.carrying)
+        return self.attrs.unread is not None and any(self.carrying)
 
     def stand_ins(self, values: Sequence[Any]) -> list[Any]:
         """Return stand-ins for the results if only their graph is used: tensors without memory, and
         values that are not tensors unchanged."""
         device = next(v.device for v in values if isinstance(v, Tensor))
-        return [f.stand_in(device) if isinstance(f, Form) else f.value for f in self.unread or ()]
+        return [
+            f.stand_in(device) if isinstance(f, Form) else f.value for f in self.attrs.unread or ()
+        ]
 
     def forward(self, values: list[Any]) -> list[Any]:
         """Return the results. `values` is consumed if there is only one chunk."""
-        if self.chunks == 1:
+        if self.attrs.chunks == 1:
             return self._made(values, Span(0, 1, 1))
         results: list[Any] = []
         for span in self.spans(values):
             parts = self.parts(values, span)
             records = self.keeps and span.is_kept
             made = self._record(parts, span) if records else self._made(parts, span)
-            self.join(results, made, self.joins, span)
+            self.join(results, made, self.attrs.joins, span)
             del parts, made  # free them before the next chunk runs
         return results
 
@@ -156,7 +131,7 @@ class Chunks:
                 products = self._products.pop(span.start, [])
                 parts = self.parts(values, span)
                 rows = self.chunk_gradients(parts, wanted, given, products)
-            found.add(rows, self.cuts, span)
+            found.add(rows, self.attrs.cuts, span)
             del rows  # free them before the next chunk runs
         return found.rows
 
@@ -172,18 +147,18 @@ class Chunks:
         layout, or the operand itself. Only operands that are cut have one, for a chunk reads its
         part of that tensor before it writes there."""
         found: dict[int, Tensor] = {}
-        left, extent = list(free) if self.chunks > 1 else [], self.extent(values)
-        for k, (v, cut, is_wanted) in enumerate(zip(values, self.cuts, wanted, strict=True)):
+        left, extent = list(free) if self.attrs.chunks > 1 else [], self.extent(values)
+        for k, (v, cut, is_wanted) in enumerate(zip(values, self.attrs.cuts, wanted, strict=True)):
             if not is_wanted or cut is None or not cut.parts_all(v, extent):
                 continue
             for j in left:
                 c = cotangents[j]
-                if c is not None and self.joins[j] == cut.dim and _have_equal_layouts(c, v):
+                if c is not None and self.attrs.joins[j] == cut.dim and _have_equal_layouts(c, v):
                     found[k] = c
                     left.remove(j)
                     break
             else:
-                if self.chunks > 1 and k in spent:
+                if self.attrs.chunks > 1 and k in spent:
                     found[k] = v
         return found
 
@@ -210,10 +185,10 @@ class Chunks:
         starts = started(parts, wanted)
         given, run = list(starts), self.run_repeatable
         if products:
-            given += products[: self.products]
-            del products[: self.products]
+            given += products[: self.attrs.products]
+            del products[: self.attrs.products]
             run = self.run_with_saved
-        elif self.end is not None and (g := cotangents[self.end]) is not None:
+        elif self.attrs.end is not None and (g := cotangents[self.attrs.end]) is not None:
             given.append(form_of(g).stand_in(g.device))
             run = self.run_with_saved
         with torch.enable_grad(), self.saving():
@@ -222,15 +197,15 @@ class Chunks:
 
     def extent(self, values: Sequence[Any]) -> int:
         """Return the size of the axis."""
-        cut = zip(values, self.cuts, strict=True)
+        cut = zip(values, self.attrs.cuts, strict=True)
         return next((v.shape[c.dim] for v, c in cut if c is not None and v is not None), 1)
 
     def spans(self, values: Sequence[Any]) -> Iterator[Span]:
         """Yield the chunks. Sizes differ by one at most and the larger ones come first, so that no
         chunk needs more memory than the first two, by which the peak is predicted."""
         extent = self.extent(values)
-        count = min(self.chunks, extent)
-        kept = count - min(self.kept_chunks, count - 1)
+        count = min(self.attrs.chunks, extent)
+        kept = count - min(self.attrs.kept, count - 1)
         shown = kept if self.shown is None else min(self.shown, kept)
         size, larger = divmod(extent, count)
         for k in (*range(shown), *range(kept, count)):
@@ -243,14 +218,14 @@ class Chunks:
         """Return each operand's part for a chunk; None for an updated one in the backward pass."""
         return [
             v if c is None or v is None else c.of(v, span.start, span.size)
-            for v, c in zip(values, self.cuts, strict=True)
+            for v, c in zip(values, self.attrs.cuts, strict=True)
         ]
 
     def cotangents(self, whole: Sequence[Tensor | None], span: Span) -> list[Tensor | None]:
         """Return a chunk's part of each cotangent."""
         return [
             None if c is None else _given(c, d, span)
-            for c, d in zip(whole, self.joins, strict=True)
+            for c, d in zip(whole, self.attrs.joins, strict=True)
         ]
 
     def join(
@@ -270,7 +245,9 @@ class Chunks:
         self, part: Sequence[Any], joins: Sequence[int | None]
     ) -> Sequence[Sequence[int] | None]:
         """Return the order of dims of each result; None if the first chunk shows it."""
-        orders = self.orders or [range(r.dim()) if isinstance(r, Tensor) else None for r in part]
+        orders = self.attrs.orders or [
+            range(r.dim()) if isinstance(r, Tensor) else None for r in part
+        ]
         rows = zip(part, joins, orders, strict=True)
         return [
             order

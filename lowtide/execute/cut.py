@@ -1,4 +1,5 @@
-"""Records for chunks: the cut of an operand, the points of a chunk, the form of a result.
+"""Records for chunks: the cut of an operand, the points of a chunk, the form of a result, and the
+attributes of the op.
 
 In: positions along an axis. Out: parts of tensors, and stand-ins for whole ones.
 
@@ -7,6 +8,7 @@ In: positions along an axis. Out: parts of tensors, and stand-ins for whole ones
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -73,3 +75,42 @@ class Plain:
 def order_of(x: Tensor) -> tuple[int, ...]:
     """Return the dims of x in memory order, outermost first."""
     return tuple(sorted(range(x.dim()), key=lambda d: (-x.stride(d), d)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionAttrs:
+    """The attributes of an op `section`, by their names in the IR."""
+
+    chunks: int
+    # By operand: how it is cut; None if each chunk needs the whole.
+    cuts: Sequence[Cut | None]
+    # By result: the dim along which the chunks' parts are joined, which may differ in length; None
+    # if all chunks share the result; `ADDED` if their results are added up.
+    joins: Sequence[int | None]
+    # By result: the positions of operands that it may carry gradients of; None: of all.
+    sources: Sequence[Sequence[int]] | None = None
+    # By result: its dims in memory order, which a chunk of one point does not show; None:
+    # ascending.
+    orders: Sequence[Sequence[int] | None] | None = None
+
+    # Positions of operands
+    updated: Sequence[int] = ()  # only written, by the first run; neither saved nor recomputed
+    counters: Sequence[int] = ()  # without gradients; each run writes them
+
+    # The blocks
+    recomputes_second: bool = False  # the second block is recomputed instead of the first
+    overwrites: bool = False  # the block overwrites tensors that PyTorch saves in it
+    carried: int | None = None  # number of values carried by a loop, see `loop_chunks`
+
+    # What is saved instead of being recomputed
+    # The last chunks, so many, save what their gradients read. The backward pass begins with them.
+    kept: int = 0
+    # So many values that the first block yields after the results are saved by the other chunks.
+    # They are the last arguments of the last block (see `saved_products`).
+    products: int = 0
+    # The result that is a product itself. Its gradient does not read its value, so the last block
+    # takes a stand-in for it.
+    end: int | None = None
+    # Forms of the results, and results that are not tensors, if no op reads the results' values:
+    # then only the backward pass runs.
+    unread: Sequence[Form | Plain] | None = None

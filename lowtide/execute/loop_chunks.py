@@ -33,7 +33,7 @@ class LoopChunks(Chunks):
 
     def __init__(self, op: Op, runs: Sequence[RunBlock], shown: int | None) -> None:
         super().__init__(op, runs, shown)
-        count = cast("int", op.attrs["carried"])
+        count = self.attrs.carried or 0
         self.carried = slice(1, 1 + count)  # operands
         self.last = slice(0, count)  # results
         self._starts: list[Tensor] = []
@@ -46,7 +46,7 @@ class LoopChunks(Chunks):
     def forward(self, values: list[Any]) -> list[Any]:
         """Return the results, computed chunk by chunk."""
         results: list[Any] = []
-        joins = self.joins[self.last.stop :]
+        joins = self.attrs.joins[self.last.stop :]
         carried: list[Any] = values[self.carried]
         for k, span in enumerate(self.spans(values)):
             if self.keeps:
@@ -89,7 +89,7 @@ class LoopChunks(Chunks):
             carried = rows[self.carried]
             if k:
                 rows[self.carried] = [None] * len(carried)
-            found.add(rows, self.cuts, span, carried)
+            found.add(rows, self.attrs.cuts, span, carried)
             del rows, given, parts, start  # free them before the next chunk runs
         return found.rows
 
@@ -112,7 +112,7 @@ class LoopChunks(Chunks):
 
     def _keep(self, k: int, carried: Sequence[Tensor], span: Span) -> None:
         if k == 0:
-            count = min(self.chunks, span.extent)
+            count = min(self.attrs.chunks, span.extent)
             self._starts = [x.new_empty((count - 1, *x.shape)) for x in carried if count > 1]
             self._random = [Generators.of(carried) for _ in range(count)]
         for whole, x in zip(self._starts, carried, strict=True) if k else ():

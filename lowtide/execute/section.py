@@ -54,7 +54,8 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, section: Chunks, *values: Any) -> tuple[Any, ...]:
         ctx.section = section
-        counters = set(section.counters)  # written later, which PyTorch forbids for saved tensors
+        attrs = section.attrs
+        counters = set(attrs.counters)  # written later, which PyTorch forbids for saved tensors
         ctx.others = [
             v if k in counters or not isinstance(v, Tensor) else None for k, v in enumerate(values)
         ]
@@ -72,7 +73,7 @@ class _Recomputed(torch.autograd.Function):
             else:
                 results = section.forward([_detached(v) for v in values])
                 results = [_result(r, given) for r in results]
-        updated = set(section.updated)
+        updated = set(attrs.updated)
         tensors = [
             v if isinstance(v, Tensor) and k not in counters and k not in updated else None
             for k, v in enumerate(values)
