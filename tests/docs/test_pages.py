@@ -111,6 +111,11 @@ def test_every_page_is_linked_from_the_readme() -> None:
     assert [p.name for p in PAGES if f"(docs/{p.name})" not in readme] == []
 
 
+@pytest.mark.parametrize("path", NOTES, ids=lambda path: path.stem)
+def test_a_decision_fits_on_a_page(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 60
+
+
 @pytest.mark.parametrize("path", [*PAGES, *NOTES, ROOT / "README.md"], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
