@@ -149,7 +149,7 @@ def test_predictions() -> None:
     alone, full, more = (predict(shape(n), USUAL, 4, 3).time_ns for n in (1, 132, 100_000))
     assert alone <= full < more / 10
     assert predict(shape(1, held=1 << 16), USUAL, 4, 3).resident == 0
-    sides = {"rows": 64, "columns": 64, "over": 32, "made_bytes": 0}
+    sides = {"rows": 64, "columns": 64, "inner": 32, "made_bytes": 0}
     half = Product(dtype="bf16", read_bytes=8192, **sides)
     single = Product(dtype="f32", read_bytes=16384, **sides)
     times = [predict(shape(4096, p), USUAL, 4, 3).time_ns for p in (half, single)]

@@ -30,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("small_ones_reused")
 def over(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The operands whose gradients were written over something, for each section."""
     found: list[int] = []
-    asked = chunks.Chunks._over
+    asked = chunks.Chunks._reused_memory
 
     def counted(self: Any, *args: Any) -> dict[int, Tensor]:
         taken = asked(self, *args)
         found.extend(taken)
         return taken
 
-    monkeypatch.setattr(chunks.Chunks, "_over", counted)
+    monkeypatch.setattr(chunks.Chunks, "_reused_memory", counted)
     return found
 
 

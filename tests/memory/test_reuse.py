@@ -30,13 +30,13 @@ f64 = torch.float64
 def reused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many elements each tensor has that was written over."""
     found: list[int] = []
-    over = ownership.over
+    over = ownership.in_memory_of
 
     def counted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
         found.append(x.numel())
         return over(x, shape)
 
-    monkeypatch.setattr(ownership, "over", counted)
+    monkeypatch.setattr(ownership, "in_memory_of", counted)
     monkeypatch.setattr(convolutions, "FEW", 0)  # all are PyTorch's
     monkeypatch.setattr(ownership, "LEAST_BYTES", 0)
     return found
