@@ -1,4 +1,4 @@
-"""What a region is made of, by what decides it.
+"""Records of a region, grouped by what decides their fields.
 
 RegionOps       the ops and the values around them: decided when the block is planned
 Effects         what the Function writes, lends and returns
@@ -40,7 +40,7 @@ class RegionOps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effects:
-    """Which values of a Function share memory with what others see."""
+    """The values of a Function that others see, or that share memory with what is written."""
 
     mutates: bool = False  # whether any op writes into a tensor
     changed: frozenset[Value] = frozenset()  # values that share memory with what an op writes
@@ -54,7 +54,7 @@ NO_EFFECTS: Final = Effects()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionContext:
-    """Where a region runs, and the user's names."""
+    """Facts about the driver around a region, and the user's names."""
 
     name: str
     shown: Mapping[Value, str]  # the user's names of captured values
