@@ -1,7 +1,7 @@
 """Generates the function that computes the key of a call, for the types of its live-ins.
 
 In: the Python types of the live-ins. Out: a function that returns the same as `signature.exact_key`
-for such values, without dispatch on each one; None for containers, such as lists.
+for such values, without dispatch on each one; None for types of which only the class is known.
 
     (Tensor, int)  →  def key(values):
                           a, b, = values
@@ -100,6 +100,7 @@ def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
         "default_dtype": _default_dtype,
         "settings": _settings,
         "is_zero_tensor": is_zero_tensor,
+        "nest": lambda value: exact_key((value,), [], floats),
         "exact": lambda values: whole_key(values, floats),  # pyright: ignore[reportUnknownArgumentType]
     }
     parts, special = ["default_dtype()", "settings().interpret_blocks"], list[str]()
@@ -117,6 +118,8 @@ def key_function(kinds: Sequence[type], floats: bool) -> KeyOf | None:
             parts += [f"t_{name}", *([f"{name}.hex()"] if floats else [])]
         elif kind is int or kind in PLAIN_TYPES:
             parts += [f"t_{name}", name]
+        elif kind is dict or issubclass(kind, tuple | list):
+            parts.append(f"*nest({name})")
         else:
             return None
     lines = ["def key(values):"]

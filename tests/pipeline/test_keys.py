@@ -21,6 +21,8 @@ VALUES: list[tuple[Any, ...]] = [
     (X, 3, -1, True, None, "mean", torch.float32, torch.device("cpu"), 1 << 50),
     (0.5, -0.0, float("nan"), float("inf")),
     (X.clone().requires_grad_(), X),
+    ([X, 2], X, (1, 1.5), {"a": X, 3: (X.T,)}, torch.Size([1])),
+    ([], (), {}),
 ]
 NEGATED = torch.complex(X, X).conj().imag  # lazily
 SPECIAL = {
@@ -53,9 +55,15 @@ def test_special_tensors_are_left_to_exact_key(name: str) -> None:
         assert str(got.value) == str(expected.value)
 
 
-def test_what_is_looked_into_has_no_key_function() -> None:
-    for value in ([X], (X,), {"a": X}, object(), torch.Size([1])):
-        assert key_function((torch.Tensor, type(value)), False) is None
+def test_objects_have_no_key_function() -> None:
+    assert key_function((torch.Tensor, object), False) is None
+
+
+def test_a_special_tensor_in_a_list_is_found() -> None:
+    made = key_function((torch.Tensor, list), False)
+    assert made is not None
+    with pytest.raises(Ineligible):
+        made((X, [NEGATED]))
 
 
 def test_other_values_other_keys() -> None:
