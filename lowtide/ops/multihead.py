@@ -1,4 +1,4 @@
-"""Attention of many heads with its projections, where there is no library.
+"""Attention of many heads with its projections.
 
 q, k, v = the projections of query, key, value, their last dim split among the heads
 F.multi_head_attention_forward(…)   →   (projection of softmax(q @ k.T / sqrt(d) + mask) @ v, …)
@@ -7,6 +7,8 @@ F.multi_head_attention_forward(…)   →   (projection of softmax(q @ k.T / sqr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from lowtide.ir import dtypes
@@ -14,7 +16,7 @@ from lowtide.ir.dtypes import DType
 from lowtide.ir.effects import Effects
 from lowtide.ops.attention import lower_attention
 from lowtide.ops.contractions import lower_linear, matmul
-from lowtide.ops.library import LIBRARY, require_none, require_wide_floats
+from lowtide.ops.library import require_wide_floats
 from lowtide.ops.normalisation import softmax
 from lowtide.ops.operands import INF, Size, compute, pointwise, unravel
 from lowtide.ops.reductions import mean_over
@@ -22,7 +24,15 @@ from lowtide.ops.registry import op
 from lowtide.ops.slicing import narrow
 from lowtide.ops.views import permute, view
 from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import as_index
+from lowtide.texpr.expr import Load
+from lowtide.texpr.index import Index, as_index
+
+
+def _effects(operands: Sequence[object]) -> Effects:
+    """It draws random numbers in training, unless there is no dropout."""
+    dropout, training = operands[10], operands[13]
+    is_quiet = training is False or (isinstance(dropout, int | float) and dropout == 0)
+    return Effects.RAISES if is_quiet else Effects.RAISES | Effects.DRAWS
 
 
 @op(
@@ -36,8 +46,8 @@ from lowtide.texpr.index import as_index
     " static_k: Tensor? = None, static_v: Tensor? = None, average_attn_weights: bool = True,"
     " is_causal: bool = False) -> (Tensor, Tensor?)",
     "F.multi_head_attention_forward",
-    kind=LIBRARY,
-    effects=Effects.RAISES | Effects.DRAWS,
+    kind="composite",
+    effects=_effects,
 )
 def lower_multi_head_attention(
     b: Builder,
@@ -68,7 +78,8 @@ def lower_multi_head_attention(
     is_causal: Any,
 ) -> tuple[Val, Val | None]:
     """Each position of the query looks at all of the keys."""
-    require_none(b)
+    if b.device.type != "cpu":
+        raise Unsupported("is PyTorch's own on a GPU")
     require_wide_floats(query, key, value, weight, out_weight)
     if (training is not False and dropout != 0) or add_zero is not False:
         raise Unsupported("attention with dropout, or to a position of zeros")
@@ -80,6 +91,8 @@ def lower_multi_head_attention(
     if not is_batched:
         query, key, value = (_batch_of_one(b, x) for x in (query, key, value))
         padding = padding and view(b, padding, [1, *padding.shape], lambda idx: idx[1:])
+    # Rows of the projections are in the order that memory has, so that no operand is copied.
+    order = _Order(_is_batch_first(b, query))
     size, h = b.static_int(width), b.static_int(heads)
     b.require_equal(query.shape[2], size, "attention: the size of the query")
     if h < 1 or size % h:
@@ -88,16 +101,18 @@ def lower_multi_head_attention(
         b.require_equal(x, y, "attention: sizes of key and value")
     b.require_equal(query.shape[1], key.shape[1], "attention: batches differ")
     if separate is True:
-        weights = [q_weight, k_weight, v_weight]
+        biases = [bias and narrow(b, bias, 0, k * size, size) for k in range(3)]
+        parts = [
+            _projected(b, order.rows(b, x), w, c)
+            for x, w, c in zip(
+                (query, key, value), (q_weight, k_weight, v_weight), biases, strict=True
+            )
+        ]
     else:
         b.require_equal(key.shape[2], size, "attention: the size of the key")
         b.require_equal(value.shape[2], size, "attention: the size of the value")
-        weights = [weight and narrow(b, weight, 0, k * size, size) for k in range(3)]
-    biases = [bias and narrow(b, bias, 0, k * size, size) for k in range(3)]
-    q, k, v = (
-        _heads(b, _projected(b, x, w, c), h, size // h)
-        for x, w, c in zip((query, key, value), weights, biases, strict=True)
-    )
+        parts = _packed(b, order, [query, key, value], weight, bias, size)
+    q, k, v = (order.heads(b, x, h, size // h) for x in parts)
     if is_causal and mask is None:
         raise b.error("attention that is causal needs its mask")
     if is_causal and padding is None and need_weights is False:
@@ -121,10 +136,7 @@ def lower_multi_head_attention(
             found = mean_over(b, found, [1], False, found.dtype)
         if not is_batched:
             found = view(b, found, found.shape[1:], lambda idx: [as_index(0), *idx])
-    y = view(b, y, [query.shape[0], query.shape[1], size], lambda idx: [
-        idx[1], unravel(idx[2], [h, size // h])[0], idx[0], unravel(idx[2], [h, size // h])[1],
-    ])  # fmt: skip
-    y = lower_linear(b, y, out_weight, out_bias)
+    y = lower_linear(b, _joined(b, y, size), out_weight, out_bias)
     if not is_batched:
         y = view(b, y, [y.shape[0], y.shape[2]], lambda idx: [idx[0], as_index(0), idx[1]])
     return y, found
@@ -134,16 +146,78 @@ def _batch_of_one(b: Builder, x: Val) -> Val:
     return view(b, x, [x.shape[0], 1, x.shape[1]], lambda idx: [idx[0], idx[2]])
 
 
+def _packed(
+    b: Builder,
+    order: _Order,
+    operands: Sequence[Val],
+    weight: Val | None,
+    bias: Val | None,
+    size: int,
+) -> list[Val]:
+    """Return the projections by the parts of one weight; operands that are the same value take one
+    product."""
+    for x in (weight, bias):
+        if x is not None:
+            b.require_equal(x.shape[0], 3 * size, "attention: the rows of the weight")
+    found: list[Val] = []
+    while len(found) < 3:
+        first = len(found)
+        same = next((k for k in range(first, 3) if operands[k] is not operands[first]), 3) - first
+        place = first * size, same * size
+        w, c = weight, bias
+        if same < 3:
+            w, c = (x and narrow(b, x, 0, *place) for x in (weight, bias))
+        whole = _projected(b, order.rows(b, operands[first]), w, c)
+        found += [narrow(b, whole, 2, k * size, size) for k in range(same)]
+    return found
+
+
 def _projected(b: Builder, x: Val, weight: Val | None, bias: Val | None) -> Val:
     if weight is None:
         raise b.error("attention without a weight")
     return lower_linear(b, x, weight, bias)
 
 
-def _heads(b: Builder, x: Val, heads: int, each: int) -> Val:
-    """Batch, head, position, channel."""
-    shape = [x.shape[1], heads, x.shape[0], each]
-    return view(b, x, shape, lambda idx: [idx[2], idx[0], idx[1] * each + idx[3]])
+def _is_batch_first(b: Builder, x: Val) -> bool:
+    """Return whether [position, batch, channel] is [batch, position, channel] in memory."""
+    made, given = b.program.defs.get(x.name), b.program.inputs.get(x.name)
+    if made is not None and isinstance(made.expr, Load):
+        i, j, k = map(as_index, made.axes)
+        return made.expr.index == (j, i, k)
+    return given is not None and given.order == (1, 0, 2)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The order of rows in the projections: by batch and position, or by position and
+    batch."""
+
+    is_batch_first: bool
+
+    def rows(self, b: Builder, x: Val) -> Val:
+        """Return [position, batch, channel] with its rows in this order."""
+        return permute(b, x, [1, 0, 2]) if self.is_batch_first else x
+
+    def heads(self, b: Builder, x: Val, heads: int, each: int) -> Val:
+        """Return rows as [batch, head, position, channel]."""
+        outer = x.shape[0 if self.is_batch_first else 1], x.shape[1 if self.is_batch_first else 0]
+
+        def index(idx: tuple[Index, ...]) -> list[Index]:
+            rows = [idx[0], idx[2]] if self.is_batch_first else [idx[2], idx[0]]
+            return [*rows, idx[1] * each + idx[3]]
+
+        return view(b, x, [outer[0], heads, outer[1], each], index)
+
+
+def _joined(b: Builder, y: Val, size: int) -> Val:
+    """Return [position, batch, channel] of [batch, head, position, channel]."""
+    many, heads, places, each = y.shape
+
+    def index(idx: tuple[Index, ...]) -> list[Index]:
+        head, channel = unravel(idx[2], [heads, each])
+        return [idx[1], head, idx[0], channel]
+
+    return view(b, y, [places, many, size], index)
 
 
 def _mask(

@@ -30,7 +30,7 @@ from lowtide.texpr.own_gradients import RULES, own_parts
 # the maximum within them is only there to keep exponentials small: their value has no share in it
 STABILISED: Final = frozenset({
     "softmax", "log_softmax", "F.softmax", "F.log_softmax", "softmin", "logsumexp", "cross_entropy",
-    "scaled_dot_product_attention",
+    "scaled_dot_product_attention", "multi_head_attention",
 })  # fmt: skip
 # squared deviations sum up to the same where the mean moves a little: it counts as a constant there
 CENTRED: Final = frozenset({

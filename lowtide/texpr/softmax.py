@@ -25,7 +25,9 @@ from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import Apply, Const, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.index import Axis, Index, as_index
 
-UNDIVIDED = frozenset({"softmax", "F.softmax", "softmin", "scaled_dot_product_attention"})
+UNDIVIDED = frozenset(
+    {"softmax", "F.softmax", "softmin", "scaled_dot_product_attention", "multi_head_attention"}
+)
 MOST_STEPS = 8  # views and values between a weight and what it is made of
 Defs = Mapping[str, Def]
 
