@@ -50,7 +50,7 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
     """Return the candidates in ops [start, stop); see the module's text."""
     found: list[Candidate] = []
     pos, stop = start, outer.last if stop is None else stop
-    finder = _Finder(outer, stop)
+    finder = Finder(outer, stop)
     loops = Loops(outer.function, outer.known, outer.changed, outer.fixed, outer.records)
     with Ledger(), torch.no_grad():
         while pos < stop:
@@ -65,11 +65,11 @@ def candidates(outer: Outer, start: int = 0, stop: int | None = None) -> list[Ca
 def longest_run(outer: Outer, start: int, stop: int) -> Candidate | None:
     """Return the longest run in [start, stop) that begins with its first op."""
     with Ledger(), torch.no_grad():
-        return _Finder(outer, stop).longest(start)
+        return Finder(outer, stop).longest(start)
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """A run that is being extended: values of a part, which tensors are cut, where it starts."""
 
     start: int
@@ -81,7 +81,7 @@ class _Run:
     extent: int = 0
 
 
-class _Finder:
+class Finder:
     def __init__(self, outer: Outer, last: int) -> None:
         self.outer = outer
         self.ops = outer.ops
@@ -160,7 +160,7 @@ class _Finder:
     def _extended(self, start: int, seeds: dict[int, int], extent: int) -> Candidate | None:
         """Extend a run as far as possible, cutting further operands where an op needs that."""
         for _ in range(8):
-            run = _Run(start, seeds, extent=extent)
+            run = Run(start, seeds, extent=extent)
             stop, need = self._follow(run)
             if need is None:
                 return self._closed(run, stop)
@@ -170,7 +170,7 @@ class _Finder:
             seeds = seeds | {id(tensor): dim}
         return None
 
-    def _follow(self, run: _Run) -> tuple[int, tuple[Tensor, int] | None]:
+    def _follow(self, run: Run) -> tuple[int, tuple[Tensor, int] | None]:
         """Return where the run ends, and the outer operand that must be cut to extend it."""
         outer: set[int] = set()
         for pos in range(run.start, self.last):
@@ -183,17 +183,17 @@ class _Finder:
                     held = (storage_of(x) for x in self.outer.tensors(v))
                     if v not in updated and any(self.outer.is_written(s, run.start) for s in held):
                         return pos, None  # a later chunk might read another value
-                    run.part[v] = self._part_of(self.known[v], run)
+                    run.part[v] = self.part_of(self.known[v], run)
                     outer |= {id(x) for x in tensors_in(self.known[v])}
             try:
-                self._step(op, run)
+                self.step(op, run)
             except Dependent:
                 return pos, None
             except Needs as need:
-                return pos, self._before(need.tensor, need.dim, outer, run.start, pos)
+                return pos, self.before(need.tensor, need.dim, outer, run.start, pos)
         return self.last, None
 
-    def _before(
+    def before(
         self, tensor: Tensor, dim: int, outer: set[int], start: int, stop: int
     ) -> tuple[Tensor, int] | None:
         """Return the operand from before the run that a tensor is derived from, with a dim like
@@ -212,7 +212,7 @@ class _Finder:
                 tensor = next(alike, tensor)
         return (tensor, dim) if id(tensor) in outer else None
 
-    def _step(self, op: Op, run: _Run) -> None:
+    def step(self, op: Op, run: Run) -> None:
         """Add one op to the run. Raises Dependent and Needs."""
         values = [self.known[v] for v in op.operands]
         results = [self.known[v] for v in op.results]
@@ -230,7 +230,7 @@ class _Finder:
             if shape != _part_shape(whole, dim, run):
                 raise Dependent("has another shape on a part")
 
-    def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run) -> None:
+    def _cut(self, op: Op, values: Sequence[Any], results: Sequence[Any], run: Run) -> None:
         """Note which results are cut, and along which dim."""
         if op.name not in ("call_torch", "mutate") and not op.name.startswith("torch."):
             return  # Python passes on the same tensors
@@ -238,19 +238,19 @@ class _Finder:
             return
         if any(run.cut.get(id(x)) == ADDED for v in values for x in tensors_in(v)):
             raise Dependent("reads a sum of all chunks")
-        differs = any(_differs(self.known[v], run.part[v]) for v in op.operands)
-        if differs and not opdefs.has_kind(op.name, ("view", "composite")):
+        is_other = any(differs(self.known[v], run.part[v]) for v in op.operands)
+        if is_other and not opdefs.has_kind(op.name, ("view", "composite")):
             raise Dependent("computes with a size")
         if any(id(x) in run.cut for v in values for x in tensors_in(v)):
             run.cut |= cut_results(op, values, results, run.cut)
             self._note_selections(op, values, results, run)
-        elif differs:
+        elif is_other:
             raise Dependent("is as large as a part")
         elif not opdefs.has_kind(op.name, ("view", "factory", "pointwise", "copy")):
             raise Dependent("would be computed for each chunk")
 
     def _note_selections(
-        self, op: Op, values: Sequence[Any], results: Sequence[Any], run: _Run
+        self, op: Op, values: Sequence[Any], results: Sequence[Any], run: Run
     ) -> None:
         """Note which results are as long as the data decide."""
         held = (id(x) for v in values for x in tensors_in(v))
@@ -262,7 +262,7 @@ class _Finder:
             maker = makers[0] if makers else op
             run.selected.update((k, maker) for k in made if run.cut.get(k) != ADDED)
 
-    def _part_of(self, value: Any, run: _Run) -> Any:
+    def part_of(self, value: Any, run: Run) -> Any:
         """Return a chunk's part of a value from before the run."""
         if isinstance(value, Tensor):
             dim = run.seeds.get(id(value))
@@ -274,7 +274,7 @@ class _Finder:
 
     # -- where it ends --
 
-    def _closed(self, run: _Run, stop: int) -> Candidate | None:
+    def _closed(self, run: Run, stop: int) -> Candidate | None:
         """Return the longest prefix of the run whose results are tensors with their own memory."""
         while stop > run.start:
             found = self._candidate(run, stop)
@@ -283,12 +283,12 @@ class _Finder:
             stop -= 1
         return None
 
-    def _candidate(self, run: _Run, stop: int) -> Candidate | None:
+    def _candidate(self, run: Run, stop: int) -> Candidate | None:
         ends = self.outer.ends(run.start, stop)
         if ends is None:
             return None
         inputs, outputs = ends
-        if any(_differs(self.known[v], run.part[v]) for v in outputs):
+        if any(differs(self.known[v], run.part[v]) for v in outputs):
             return None
         if any(id(x) in run.selected for v in outputs for x in self.outer.tensors(v)):
             return None
@@ -323,7 +323,7 @@ class _Finder:
         return order_of(x) if is_known or not is_norm else None
 
 
-def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
+def _part_shape(whole: Tensor, dim: int | None, run: Run) -> tuple[int, ...]:
     shape = list(whole.shape)
     if dim is not None and dim != ADDED:
         if shape[dim] % run.extent:
@@ -332,6 +332,6 @@ def _part_shape(whole: Tensor, dim: int | None, run: _Run) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _differs(whole: Any, part: Any) -> bool:
+def differs(whole: Any, part: Any) -> bool:
     """Return whether a value without tensors differs between the whole and a part."""
     return not tensors_in(whole) and not (type(whole) is type(part) and whole == part)

@@ -1,0 +1,1 @@
+"""Runs programs in chunks that fit a budget: in this process, on executors, and on Dask."""

@@ -1,0 +1,189 @@
+"""Runs the tasks of a job: in this process, on an executor, or on Dask.
+
+In: a `Job`. Out: its results are collected.
+
+    run_here(job)                             one task at a time; the next one's parts are read ahead
+    run_on_executor(job, ProcessPoolExecutor(4))
+    run_on_dask(job, client)                  parts are scattered once; Dask retries
+
+Tasks are submitted a few at a time, so that parts and results do not pile up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from lowtide.errors import LowtideError
+from lowtide.scale.chunk_plan import Index
+from lowtide.scale.job import Job, PartKey
+from lowtide.scale.task import Done, decoded_all, encoded, packed, resident_bytes, run_task
+
+Tensor = torch.Tensor
+_AHEAD: Final = 2  # tasks for each worker
+_AGAIN: Final = 3  # times that a task is submitted again after its parts were lost
+Progress: TypeAlias = Callable[[Done | None], None]
+
+
+def run_here(job: Job, progress: Progress) -> None:
+    """Run all tasks in this process."""
+    todo = job.todo()
+    reads = any(s.is_loaded for s in job.sources.values())
+    with ThreadPoolExecutor(1) as reader, torch.no_grad():
+        held: dict[PartKey, Tensor] = {}
+        ahead: Future[dict[PartKey, Tensor]] | None = None
+        try:
+            for index, following in zip(todo, [*todo[1:], None], strict=True):
+                held = _read(job, index, held) if ahead is None else ahead.result()
+                ahead = reader.submit(_read, job, following, held) if reads and following else None
+                results = job.plan.driver(job.arguments(held, index))
+                job.collect(index, results)
+                del results
+                progress(None)
+        finally:
+            reader.shutdown(wait=True, cancel_futures=True)
+
+
+def _read(job: Job, index: Index, held: Mapping[PartKey, Tensor]) -> dict[PartKey, Tensor]:
+    """Return the parts of a task; those that the task before it has are not read again."""
+    return {key: held[key] if key in held else job.part(key) for key in job.keys(index)}
+
+
+def run_on_executor(job: Job, executor: Executor, progress: Progress) -> None:
+    """Run all tasks on an executor; parts are sent with each task."""
+    parcel, waiting = packed(job.split.task), dict[Future[Done], Index]()
+    room = _AHEAD * (getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+    held: dict[PartKey, Any] = {}
+    left = iter(job.todo())
+    try:
+        while True:
+            for index in _some(left, room - len(waiting)):
+                held = {k: held[k] if k in held else encoded(job.part(k)) for k in job.keys(index)}
+                future = executor.submit(run_task, parcel, *_sent(job, held, index))
+                waiting[future] = index
+            if not waiting:
+                return
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                done = future.result()
+                job.collect(waiting.pop(future), decoded_all(done))
+                progress(done)
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _sent(job: Job, parts: Mapping[PartKey, Any], index: Index) -> list[Any]:
+    return [encoded(x) for x in job.arguments(parts, index)]
+
+
+def _some(left: Iterator[Index], count: int) -> Iterator[Index]:
+    for _ in range(count):
+        index = next(left, None)
+        if index is None:
+            return
+        yield index
+
+
+def is_dask(executor: object) -> bool:
+    """Return whether this is a `dask.distributed.Client`."""
+    return all(hasattr(executor, name) for name in ("scatter", "submit", "gather", "scheduler_info"))
+
+
+def run_on_dask(job: Job, client: Any, progress: Progress) -> None:
+    """Run all tasks on a Dask cluster. Each part is scattered once, and held until all tasks that
+    read it are done."""
+    _Dask(job, client, progress).run()
+
+
+class _Dask:
+    def __init__(self, job: Job, client: Any, progress: Progress) -> None:
+        self.job, self.client, self.progress = job, client, progress
+        self.parcel = packed(job.split.task)
+        self.parts: dict[PartKey, Any] = {}
+        self.readers: dict[PartKey, int] = {}
+        self.attempts: dict[Index, int] = {}
+        self.waiting: dict[Any, Index] = {}
+        loc = job.split.task.loc
+        where = f"{os.path.basename(loc.file)}:{loc.line}"
+        self.name = f"{job.plan.name}@{where}"
+        self.token = os.urandom(8).hex()
+
+    def run(self) -> None:
+        """See `run_on_dask`."""
+        todo = self.job.todo()
+        for index in todo:
+            for key in self.job.keys(index):
+                self.readers[key] = self.readers.get(key, 0) + 1
+        left = iter(todo)
+        try:
+            while True:
+                for index in _some(left, self._room() - len(self.waiting)):
+                    self._submit(index)
+                if not self.waiting:
+                    return
+                for future in self._finished():
+                    self._take(future)
+        finally:
+            self.client.cancel(list(self.waiting))
+
+    def _room(self) -> int:
+        workers = self.client.scheduler_info()["workers"]
+        return _AHEAD * max(sum(w["nthreads"] for w in workers.values()), 1)
+
+    def _finished(self) -> list[Any]:
+        waits = __import__("distributed").wait
+        return list(waits(list(self.waiting), return_when=FIRST_COMPLETED).done)
+
+    def _submit(self, index: Index) -> None:
+        parts = {key: self._scattered(key) for key in self.job.keys(index)}
+        arguments = self.job.arguments(parts, index)
+        place = "-".join(map(str, index)) or "0"
+        again = self.attempts.get(index, 0)
+        future = self.client.submit(
+            run_task,
+            self.parcel,
+            *(x if _is_future(x) else encoded(x) for x in arguments),
+            key=f"{self.name}-{self.token}-{place}-{again}",
+            pure=False,
+        )
+        self.waiting[future] = index
+
+    def _scattered(self, key: PartKey) -> Any:
+        found = self.parts.get(key)
+        if found is None or found.status in ("lost", "cancelled", "error"):
+            part = encoded(self.job.part(key))
+            found = self.client.scatter(part, hash=False, broadcast=not key[1])
+            self.parts[key] = found
+        return found
+
+    def _take(self, future: Any) -> None:
+        index = self.waiting.pop(future)
+        if future.status in ("cancelled", "lost"):  # a part went with its worker
+            again = self.attempts[index] = self.attempts.get(index, 0) + 1
+            if again > _AGAIN:
+                raise LowtideError(
+                    f"{self.name}: the parts of task {index} were lost {again} times, with the "
+                    "workers that held them"
+                )
+            self._submit(index)
+            return
+        done = future.result()
+        self.job.collect(index, decoded_all(done))
+        for key in self.job.keys(index):
+            self.readers[key] -= 1
+            if not self.readers[key]:
+                del self.parts[key]
+        self.progress(done)
+
+
+def _is_future(value: object) -> bool:
+    return hasattr(value, "status") and hasattr(value, "key")
+
+
+def own_resident_bytes() -> int:
+    """Return the most memory that this process has had."""
+    return resident_bytes()

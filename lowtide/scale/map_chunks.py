@@ -1,0 +1,230 @@
+"""`lt.plan_chunks` and `lt.map_chunks`: a function of large arrays, in chunks that fit a budget.
+
+In: a function, its arguments, a budget. Out: the plan, or the result of the function.
+
+    d = lt.map_chunks(similar, a, b, budget="500MB", out=zarr_array)
+    lt.map_chunks(chamfer, a, b, budget="200MB", executor=Client(cluster))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import torch
+
+from lowtide.api import names
+from lowtide.api.compiled import Compiled
+from lowtide.budget.dry_run import ineligible
+from lowtide.budget.outer import Outer
+from lowtide.errors import BudgetError, CompileError, LowtideError
+from lowtide.execute.driver import Driver
+from lowtide.ir.aliases import may_change, written_by
+from lowtide.ir.core import Function, Op
+from lowtide.memory import watching
+from lowtide.memory.sizes import budget_bytes
+from lowtide.scale.arrays import Source, is_array, source_of
+from lowtide.scale.apart import twice_read, with_operands_apart
+from lowtide.scale.chunk_plan import ChunkPlan, Planner
+from lowtide.scale.cutting import Cutting
+from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor
+from lowtide.scale.job import Job, places_of
+from lowtide.scale.task import Done
+
+Tensor = torch.Tensor
+_MOST_APART: Final = 4  # ops whose operands are computed apart
+
+
+def plan_chunks(f: Callable[..., Any], *args: Any, budget: int | str, out: Any = None) -> ChunkPlan:
+    """Return the chunks in which `map_chunks` computes `f(*args)`; nothing is run.
+
+    `args`: of `f`; arrays may be tensors, also on the meta device, NumPy arrays and memory maps, and
+    arrays of Zarr, HDF5 and Dask. `budget`: bytes that one task may allocate. `out`: as for
+    `map_chunks`. Raises BudgetError with the least budget, and the lines that need whole values."""
+    return _Call(f, args).plan(budget_bytes(budget), out)
+
+
+def map_chunks(
+    f: Callable[..., Any],
+    *args: Any,
+    budget: int | str,
+    executor: Any = None,
+    out: Any = None,
+    progress: Any = None,
+) -> Any:
+    """Return `f(*args)`, computed in chunks; each task allocates at most `budget` bytes.
+
+    `args`, `budget`: as for `plan_chunks`. `executor`: None for this process, an executor of
+    concurrent.futures, or a dask.distributed.Client. `out`: where results go, a tuple if there are
+    several; it is returned. If it is on disk, a second call resumes. `progress`: True for a bar and
+    a report, or a function of the number of tasks that are done and of all."""
+    call = _Call(f, args)
+    chunks = call.plan(budget_bytes(budget), out)
+    places = places_of(out, len(chunks.cutting.direct), chunks.cutting.is_single)
+    job = Job(chunks, call.sources, call.values, places)
+    run = _engine(executor)
+    try:
+        with watching.aside(), _reporting(progress, chunks) as done:
+            run(job, done)
+    except BaseException:
+        if job.record is not None:
+            job.record.write()
+        raise
+    with watching.aside(), torch.no_grad():
+        return job.finish()
+
+
+def _engine(executor: Any) -> Callable[..., None]:
+    """Return the function that runs a job there. Raises LowtideError."""
+    if executor is None:
+        return run_here
+    if is_dask(executor):
+        return lambda job, done: run_on_dask(job, executor, done)
+    if isinstance(executor, Executor) or hasattr(executor, "submit"):
+        return lambda job, done: run_on_executor(job, cast("Executor", executor), done)
+    raise LowtideError(
+        f"executor={executor!r}: write None, an executor of concurrent.futures, or a "
+        "dask.distributed.Client"
+    )
+
+
+class _Call:
+    """A call whose arrays are not loaded. `values`: of the program's parameters, arrays on the meta
+    device. `sources`: of those that are arrays, by position."""
+
+    def __init__(self, f: Callable[..., Any], args: Sequence[Any]) -> None:
+        compiled = compiled_of(f)
+        self.name = compiled.__name__
+        sources = [source_of(x) if is_array(x) else None for x in args]
+        given = tuple(x if s is None else s.like for x, s in zip(args, sources, strict=True))
+        by_id = {id(s.like): s for s in sources if s is not None}
+        with watching.aside():
+            driver, values = compiled.resolve(compiled.bind(given, {}))
+        self.values: list[Any] = []
+        self.sources: dict[int, Source] = {}
+        for k, v in enumerate(values):
+            source = by_id.get(id(v)) or (source_of(v) if isinstance(v, Tensor) else None)
+            if source is not None:
+                self.sources[k] = source
+            self.values.append(v if source is None else source.like)
+        why = ineligible(self.values) or (
+            driver.demands.unmet(self.values) if driver.demands is not None else ""
+        )
+        if why or any(isinstance(v, torch.nn.Module) for v in self.values):
+            raise LowtideError(f"{self.name}() is not computed in chunks: {why or 'uses a module'}")
+        self.function = driver.function
+        _check_writes(self.function)
+
+    def plan(self, budget: int, out: Any) -> ChunkPlan:
+        """Return the plan. Raises BudgetError, and what the call itself would raise."""
+        with watching.aside(), torch.no_grad():
+            refused: BudgetError | None = None
+            for _ in range(_MOST_APART):
+                planner = self.planner(budget, out)
+                try:
+                    return planner.plan()
+                except BudgetError as error:
+                    refused = refused or error
+                op = twice_read(planner.outer, planner.axes)
+                if op is None:
+                    break
+                self._set_apart(planner.outer, op)
+            assert refused is not None
+            raise refused
+
+    def planner(self, budget: int, out: Any) -> Planner:
+        """Return what plans the call."""
+        outer = Outer(Driver(self.function), self.values)
+        if any(v not in outer.known for v in outer.ops[-1].operands):
+            raise LowtideError(f"{self.name}(): nothing is known of the result before the call")
+        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out))
+
+    def _set_apart(self, outer: Outer, op: Op) -> None:
+        """Give an argument that is read twice by one op as two arguments."""
+        params = list(self.function.params)
+        self.function, repeated = with_operands_apart(outer, op)
+        for old in repeated.values():
+            k = params.index(old)
+            value = self.values[k]
+            if k in self.sources:
+                source = self.sources[k]
+                value = torch.empty_like(source.like)
+                self.sources[len(self.values)] = replace(source, like=value)
+            self.values.append(value)
+
+
+def compiled_of(f: Any) -> Compiled:
+    """Return the compiled function of a function or module, which is scripted if it is not."""
+    if not isinstance(f, Compiled | torch.nn.Module) or not hasattr(f, "explain"):
+        f = names.find("script")(f)
+    found = f if isinstance(f, Compiled) else f.forward
+    if not isinstance(found, Compiled):
+        raise LowtideError(f"{f!r} has no compiled forward")
+    return found
+
+
+def _check_writes(function: Function) -> None:
+    """Raise CompileError for a program that writes into tensors, whose parts would be written."""
+    if not may_change(function):
+        return
+    for op in function.walk():
+        if written_by(op):
+            raise CompileError(
+                "a tensor is changed in place, which chunks cannot do",
+                op.loc,
+                remedy="the same without a write, such as `torch.where`, or `eval()` of the module",
+            )
+
+
+def _stored(split: Cutting, out: Any) -> Mapping[int, int]:
+    """Return for each axis the size in which `out` is stored."""
+    places = places_of(out, len(split.direct), split.is_single) or []
+    found: dict[int, int] = {}
+    for place, array in zip(split.direct, places, strict=False):
+        if place is None or array is None or isinstance(array, Tensor):
+            continue
+        stored = source_of(array).chunks
+        for k, dim in split.joins[place[0]].cuts.items():
+            if dim < len(stored) and split.joins[place[0]].forms[0].shape[dim] == (
+                split.axes[k].extent
+            ):
+                found[k] = max(found.get(k, 1), stored[dim])
+    return found
+
+
+@contextlib.contextmanager
+def _reporting(progress: Any, chunks: ChunkPlan) -> Iterator[Callable[[Done | None], None]]:
+    """Give the function that is called after each task."""
+    count, begun, worst = 0, time.perf_counter(), 0
+    show: Callable[[int, int], Any] | None = progress if callable(progress) else None
+    with contextlib.ExitStack() as stack:
+        if progress is True:
+            show = _bar(stack, chunks)
+
+        def done(task: Done | None) -> None:
+            nonlocal count, worst
+            count += 1
+            worst = max(worst, task.resident_bytes if task is not None else 0)
+            if show is not None:
+                show(count, chunks.tasks)
+
+        yield done
+    if progress is True:
+        seconds = time.perf_counter() - begun
+        resident = f", a worker had at most {worst:,} resident bytes" if worst else ""
+        print(
+            f"{chunks.name}(): {count:,} tasks in {seconds:.1f} s, at most "
+            f"{chunks.task_peak_bytes:,} bytes each by prediction{resident}"
+        )
+
+
+def _bar(stack: contextlib.ExitStack, chunks: ChunkPlan) -> Callable[[int, int], Any]:
+    from rich.progress import Progress
+
+    bar = stack.enter_context(Progress())
+    row = bar.add_task(f"{chunks.name}()", total=chunks.tasks)
+    return lambda count, tasks: bar.update(row, completed=count)
