@@ -75,6 +75,9 @@ if TYPE_CHECKING:
     from lowtide.memory.scopes.sequential import Sequential
     from lowtide.memory.scopes.statistics import ScopeStatistics, scope_statistics
     from lowtide.runtime.arena import empty_cache, memory_stats
+    from lowtide.scale.block import block
+    from lowtide.scale.chunk_plan import ChunkPlan
+    from lowtide.scale.map_chunks import map_chunks, plan_chunks
     from lowtide.tools.comparison import compare
     from lowtide.tools.profiler.batch import max_batch_size
     from lowtide.tools.profiler.profile import profile
@@ -83,6 +86,7 @@ __all__ = [
     "Attribute",
     "BackendError",
     "BudgetError",
+    "ChunkPlan",
     "CompileError",
     "DisposeScope",
     "DisposedTensorError",
@@ -109,6 +113,7 @@ __all__ = [
     "TracingCheckError",
     "alias",
     "annotate",
+    "block",
     "cache_stats",
     "compare",
     "compile",
@@ -131,6 +136,7 @@ __all__ = [
     "is_tracing",
     "isinstance",
     "load",
+    "map_chunks",
     "max_batch_size",
     "memory_stats",
     "move_to_other_dispose_scope",
@@ -139,6 +145,7 @@ __all__ = [
     "optimize_for_inference",
     "optimized_execution",
     "patch_torch_jit",
+    "plan_chunks",
     "profile",
     "run_frozen_optimizations",
     "save",

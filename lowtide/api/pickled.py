@@ -1,8 +1,6 @@
-"""Pickles and copies of compiled objects that are in no Python module.
+"""Pickles and copies of compiled objects: a pickle carries the saved program.
 
-A pickle carries its saved program.
-
-In: a compiled module or function from a file. Out: what `__reduce__` returns.
+In: a compiled module, or a function that no module has by its name. Out: what `__reduce__` returns.
 
     pickle.loads(pickle.dumps({"net": lt.load("net.lt")}))["net"](x)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from operator import is_
@@ -159,9 +160,18 @@ class ScriptFunction(TorchJitMembers):
         return self  # as a function
 
     def __reduce__(self) -> Any:
-        if has_own_source(self.__lowtide_function__):
+        if has_own_source(self.__lowtide_function__) or not self._has_name():
             return reduced(self)
         return self._fn.__qualname__  # pickled by name, as a function
+
+    def _has_name(self) -> bool:
+        """Return whether another process finds the function by its module and name: not one of a
+        script, a notebook or another function, nor one whose name is the Python function's."""
+        module = self._fn.__module__
+        found: object = sys.modules.get(module)
+        for part in self._fn.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found is self and module != "__main__"
 
     def __repr__(self) -> str:
         return f"<lt.ScriptFunction {self._fn.__qualname__}{self._signature}>"

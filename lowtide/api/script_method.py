@@ -265,7 +265,7 @@ class ScriptMethod(ScriptFunction):
     def __repr__(self) -> str:
         return f"<lt.ScriptMethod {type(self._root).__name__}.{self._name}{self._signature}>"
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> Any:
         raise TypeError("a compiled method cannot be pickled: lt.save(module, file) instead")
 
     # -- programs --

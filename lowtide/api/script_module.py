@@ -147,9 +147,7 @@ class ScriptModule(_Module):
         return made
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        if is_from_file(self.__lowtide_root__):
-            return reduced(self)
-        raise TypeError("a compiled module cannot be pickled: lt.save(module, file) instead")
+        return reduced(self)
 
 
 class _OfItsRootsClass:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from lowtide.api.pickled import reduced
 from lowtide.api.script_method import ScriptMethod
 from lowtide.api.script_module import ScriptModule, WrappedModule
 from lowtide.budget.dry_run import DryRun
@@ -54,6 +55,9 @@ class TracedFunction(ScriptMethod):
         self._count = len(form.names) if form.is_flat else -1
         self._is_direct = form.output is LEAF
         self._whole = function if form.is_flat else with_nests(function, form.names, form.nests)
+
+    def __reduce__(self) -> Any:
+        return reduced(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the recorded run would return for these arguments."""

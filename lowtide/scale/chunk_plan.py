@@ -29,7 +29,7 @@ from lowtide.errors import BudgetError
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.scale.arrays import Source
-from lowtide.scale.combine import accumulated_bytes
+from lowtide.scale.combine import wider
 from lowtide.scale.cutting import ROWS, Cutting, Join, cutting
 
 Tensor = torch.Tensor
@@ -38,6 +38,7 @@ _MOST_DIMS: Final = 4
 _MOST_AXES: Final = 6
 _MOST_CUT: Final = 3
 _TASK_BYTES: Final = 1 << 20  # a task costs as much as to move this
+_WORK: Final = 0.25  # bytes moved that are as slow as a byte that is computed
 _ROUND: Final = 64
 _SHARES: Final = 8  # of the way from whole sizes to 1, on a logarithmic scale
 _BISECTIONS: Final = 5
@@ -115,10 +116,11 @@ class Choice:
     peak_bytes: int
     moved_bytes: int
     tasks: int
+    work: float
 
     @property
-    def cost(self) -> int:
-        return self.moved_bytes + self.tasks * _TASK_BYTES
+    def cost(self) -> float:
+        return self.moved_bytes + self.tasks * _TASK_BYTES + _WORK * self.work
 
 
 class Planner:
@@ -132,7 +134,9 @@ class Planner:
         sources: Mapping[int, Source],
         budget_bytes: int,
         stored: Callable[[Cutting], Mapping[int, int]],
+        least_tasks: int = 1,
     ) -> None:
+        self.least_tasks = least_tasks
         self.name, self.outer, self.sources = name, outer, sources
         self.budget_bytes, self.stored = budget_bytes, stored
         self.least_bytes = 0
@@ -141,6 +145,18 @@ class Planner:
 
     def plan(self) -> ChunkPlan:
         """Return the plan. Raises BudgetError."""
+        best = self._cheapest()
+        if best is None and self.least_tasks > 1:
+            self.least_tasks = 1
+            best = self._cheapest()
+        if best is None:
+            raise BudgetError(
+                self.name, self.budget_bytes, self.least_bytes, self._reasons(self.axes)
+            )
+        return self.made(best)
+
+    def _cheapest(self) -> Choice | None:
+        """Return the choice that moves the fewest bytes, None if none fits."""
         axes = self.axes
         best: Choice | None = None
         for count in range(min(len(axes), _MOST_CUT) + 1):
@@ -150,9 +166,7 @@ class Planner:
                 found = self.best(chosen)
                 if found is not None and (best is None or found.cost < best.cost):
                     best = found
-        if best is None:
-            raise BudgetError(self.name, self.budget_bytes, self.least_bytes, self._reasons(axes))
-        return self.made(best)
+        return best
 
     def _given(self) -> int:
         """Return the bytes of all arguments and results, which are moved in any case."""
@@ -304,17 +318,17 @@ class Sizing:
 
     def _combining(self, sizes: Index) -> int:
         """Return the bytes of parts that wait to be combined."""
-        total = 0
+        total, results = 0, self.results[sizes]
+        grid = [math.ceil(n / s) for n, s in zip(self.extents, sizes, strict=True)]
         for join in self.split.joins:
-            if not join.reduced:
+            count = math.prod(grid[k] for k in join.reduced)
+            if count == 1:
                 continue
-            count = math.prod(math.ceil(self.extents[k] / sizes[k]) for k in join.reduced)
-            nbytes = sum(map(accumulated_bytes, join.forms))
-            first = min(join.reduced)
-            for k in join.cuts:
-                if k < first:  # its parts are complete one after the other
-                    nbytes = math.ceil(nbytes * sizes[k] / max(self.extents[k], 1))
-            total += nbytes * (count.bit_length() + 1) if count > 1 else 0
+            parts = tuple(results[k] for k in join.outputs)
+            nbytes = sum(x.nbytes for x in wider(join.rule, parts, 0))
+            first = min(join.reduced)  # parts along axes before it are complete one by one
+            several = math.prod(grid[k] for k in join.cuts if k > first)
+            total += nbytes * several * ((count - 1).bit_length() + 1)
         return total
 
     def finish_peak(self) -> int:
@@ -392,7 +406,10 @@ class Sizing:
         return tuple(found)
 
     def fits(self, sizes: Index) -> bool:
-        """Return whether a task of these sizes stays within the budget."""
+        """Return whether tasks of these sizes stay within the budget, and are enough."""
+        rows = zip(self.extents, sizes, strict=True)
+        if math.prod(math.ceil(n / s) for n, s in rows) < self.planner.least_tasks:
+            return False
         return max(self.peak(sizes), self.fixed_bytes) <= self.planner.budget_bytes
 
     def choice(self, sizes: Index) -> Choice | None:
@@ -400,7 +417,9 @@ class Sizing:
         rows = zip(self.extents, sizes, strict=True)
         ends = [sorted({s, n - (math.ceil(n / s) - 1) * s}) for n, s in rows]
         for each in itertools.product(*ends):
-            if not self.fits(each) or not self._has_shapes(each):
+            if not self.fits(sizes) or self.peak(each) > self.planner.budget_bytes:
+                return None
+            if not self._has_shapes(each):
                 return None
         grid = [math.ceil(n / s) for n, s in zip(self.extents, sizes, strict=True)]
         tasks = math.prod(grid)
@@ -415,7 +434,16 @@ class Sizing:
             peak_bytes=self.peak(sizes),
             moved_bytes=moved * tasks + (0 if self.split.is_trivial else once),
             tasks=tasks,
+            work=self._work(grid),
         )
+
+    def _work(self, grid: Sequence[int]) -> float:
+        """Return the bytes that are computed more than once, or by one process alone."""
+        again = sum(
+            nbytes * (math.prod(n for k, n in enumerate(grid) if k not in cutting) - 1)
+            for nbytes, cutting in self.split.work
+        )
+        return again + (self.split.finish_work if self.extents else 0)
 
     def _has_shapes(self, sizes: Index) -> bool:
         found = self.results[sizes]

@@ -76,11 +76,6 @@ def merge(rule: Reduced, a: Parts, b: Parts) -> Parts:
     return _MERGES[rule.kind](rule, a, b)
 
 
-def accumulated_bytes(form: Tensor) -> int:
-    """Return the size of a combined part, for each element of the result."""
-    return form.numel() * max(form.element_size(), 8) * 2
-
-
 _ACCUMULATED: Final[Mapping[torch.dtype, torch.dtype]] = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,

@@ -11,7 +11,7 @@ In: an `Outer` and `Axis` records. Out: a `Cutting`: two Functions and the joins
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -53,7 +53,9 @@ class Join:
 class Cutting:
     """`task`: takes parts of the parameters `inputs` (positions); axis k cuts parameter p along
     `cuts[p][k]`. `finish`: takes values of joins, by (join, place), then the parameters `whole`.
-    `direct`: for each value that is returned, the (join, place) that it is, else None."""
+    `direct`: for each value that is returned, the (join, place) that it is, else None. `work`: for
+    each value that tasks compute, its bytes, whole, and the axes that cut it; `finish_work`: bytes
+    of values that are computed once."""
 
     axes: tuple[Axis, ...]
     task: Function
@@ -66,6 +68,8 @@ class Cutting:
     direct: tuple[tuple[int, int] | None, ...]
     is_single: bool
     is_trivial: bool
+    work: tuple[tuple[int, frozenset[int]], ...]
+    finish_work: int
 
 
 def cutting(outer: Outer, axes: Sequence[Axis]) -> Cutting:
@@ -93,6 +97,7 @@ class _Cutter:
     late: set[Value] = field(default_factory=set[Value])
     combined: dict[Op, tuple[int, ...]] = field(default_factory=dict[Op, tuple[int, ...]])
     makers: dict[Value, Op] = field(default_factory=dict[Value, Op])
+    in_task: set[Op] = field(default_factory=set[Op])
     finish_ops: set[Op] = field(default_factory=set[Op])
     outputs: list[_Output] = field(default_factory=list[_Output])
     whole: set[Value] = field(default_factory=set[Value])  # returned by the only task
@@ -145,7 +150,23 @@ class _Cutter:
             direct=direct,
             is_single=returned == [ops[-1].operands[0]],
             is_trivial=all(op.name in names for op in finish.function.block.ops),
+            work=tuple(self._work()),
+            finish_work=sum(self._nbytes(op) for op in self.finish_ops),
         )
+
+    def _work(self) -> Iterator[tuple[int, frozenset[int]]]:
+        for op in self.outer.ops[:-1]:
+            if op not in self.in_task:
+                continue
+            held = [x for v in op.operands for x in self.outer.tensors(v)]
+            cutting = {k for k, a in enumerate(self.axes) if any(id(x) in a.cut for x in held)}
+            yield self._nbytes(op), frozenset(cutting)
+
+    def _nbytes(self, op: Op) -> int:
+        """Return the bytes that an op reads and makes; a view moves none."""
+        if opdefs.has_kind(op.name, ("view", "size")) or op.name.startswith("tuple."):
+            return 0
+        return sum(x.nbytes for v in (*op.operands, *op.results) for x in self.outer.tensors(v))
 
     # -- what is done once --
 
@@ -235,6 +256,7 @@ class _Cutter:
             instead = maker.instead.get(op, [op])
             for o in reversed(instead):
                 if not needed.isdisjoint(o.results):
+                    self.in_task.add(op)
                     ops.append(o)
                     needed.update(free_values([o]))
         ops.reverse()

@@ -11,9 +11,12 @@ Tasks are submitted a few at a time, so that parts and results do not pile up.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -21,7 +24,7 @@ import torch
 from lowtide.errors import LowtideError
 from lowtide.scale.chunk_plan import Index
 from lowtide.scale.job import Job, PartKey
-from lowtide.scale.task import Done, decoded_all, encoded, packed, resident_bytes, run_task
+from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task
 
 Tensor = torch.Tensor
 _AHEAD: Final = 2  # tasks for each worker
@@ -56,7 +59,7 @@ def _read(job: Job, index: Index, held: Mapping[PartKey, Tensor]) -> dict[PartKe
 def run_on_executor(job: Job, executor: Executor, progress: Progress) -> None:
     """Run all tasks on an executor; parts are sent with each task."""
     parcel, waiting = packed(job.split.task), dict[Future[Done], Index]()
-    room = _AHEAD * (getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+    room = _AHEAD * workers_of(executor)
     held: dict[PartKey, Any] = {}
     left = iter(job.todo())
     try:
@@ -86,6 +89,14 @@ def _some(left: Iterator[Index], count: int) -> Iterator[Index]:
         if index is None:
             return
         yield index
+
+
+def workers_of(executor: Any) -> int:
+    """Return how many tasks an executor, or a Dask cluster, runs at once."""
+    if is_dask(executor):
+        workers = executor.scheduler_info()["workers"]
+        return max(sum(w["nthreads"] for w in workers.values()), 1)
+    return getattr(executor, "_max_workers", None) or os.cpu_count() or 1
 
 
 def is_dask(executor: object) -> bool:
@@ -131,12 +142,17 @@ class _Dask:
             self.client.cancel(list(self.waiting))
 
     def _room(self) -> int:
-        workers = self.client.scheduler_info()["workers"]
-        return _AHEAD * max(sum(w["nthreads"] for w in workers.values()), 1)
+        return _AHEAD * workers_of(self.client)
 
     def _finished(self) -> list[Any]:
-        waits = __import__("distributed").wait
-        return list(waits(list(self.waiting), return_when=FIRST_COMPLETED).done)
+        """Return futures that are done, or whose parts were lost."""
+        waits = importlib.import_module("distributed").wait
+        while True:
+            found = [f for f in self.waiting if f.status != "pending"]
+            if found:
+                return found
+            with contextlib.suppress(asyncio.CancelledError, CancelledError):  # of a task whose parts were lost
+                waits(list(self.waiting), return_when=FIRST_COMPLETED)
 
     def _submit(self, index: Index) -> None:
         parts = {key: self._scattered(key) for key in self.job.keys(index)}
@@ -182,8 +198,3 @@ class _Dask:
 
 def _is_future(value: object) -> bool:
     return hasattr(value, "status") and hasattr(value, "key")
-
-
-def own_resident_bytes() -> int:
-    """Return the most memory that this process has had."""
-    return resident_bytes()

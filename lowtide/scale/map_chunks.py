@@ -31,21 +31,25 @@ from lowtide.scale.arrays import Source, is_array, source_of
 from lowtide.scale.apart import twice_read, with_operands_apart
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
 from lowtide.scale.cutting import Cutting
-from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor
+from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor, workers_of
 from lowtide.scale.job import Job, places_of
 from lowtide.scale.task import Done
 
 Tensor = torch.Tensor
+_TASKS: Final = 4  # for each worker
 _MOST_APART: Final = 4  # ops whose operands are computed apart
 
 
-def plan_chunks(f: Callable[..., Any], *args: Any, budget: int | str, out: Any = None) -> ChunkPlan:
+def plan_chunks(
+    f: Callable[..., Any], *args: Any, budget: int | str, out: Any = None, tasks: int = 1
+) -> ChunkPlan:
     """Return the chunks in which `map_chunks` computes `f(*args)`; nothing is run.
 
     `args`: of `f`; arrays may be tensors, also on the meta device, NumPy arrays and memory maps, and
     arrays of Zarr, HDF5 and Dask. `budget`: bytes that one task may allocate. `out`: as for
-    `map_chunks`. Raises BudgetError with the least budget, and the lines that need whole values."""
-    return _Call(f, args).plan(budget_bytes(budget), out)
+    `map_chunks`. `tasks`: how many there should be at least. Raises BudgetError with the least
+    budget, and the lines that need whole values."""
+    return Call(f, args).plan(budget_bytes(budget), out, tasks)
 
 
 def map_chunks(
@@ -55,15 +59,19 @@ def map_chunks(
     executor: Any = None,
     out: Any = None,
     progress: Any = None,
+    tasks: int | None = None,
 ) -> Any:
     """Return `f(*args)`, computed in chunks; each task allocates at most `budget` bytes.
 
     `args`, `budget`: as for `plan_chunks`. `executor`: None for this process, an executor of
     concurrent.futures, or a dask.distributed.Client. `out`: where results go, a tuple if there are
     several; it is returned. If it is on disk, a second call resumes. `progress`: True for a bar and
-    a report, or a function of the number of tasks that are done and of all."""
-    call = _Call(f, args)
-    chunks = call.plan(budget_bytes(budget), out)
+    a report, or a function of the number of tasks that are done and of all. `tasks`: how many there
+    should be at least; 4 for each worker of the executor if None."""
+    call = Call(f, args)
+    if tasks is None:
+        tasks = 1 if executor is None else _TASKS * workers_of(executor)
+    chunks = call.plan(budget_bytes(budget), out, tasks)
     places = places_of(out, len(chunks.cutting.direct), chunks.cutting.is_single)
     job = Job(chunks, call.sources, call.values, places)
     run = _engine(executor)
@@ -92,7 +100,7 @@ def _engine(executor: Any) -> Callable[..., None]:
     )
 
 
-class _Call:
+class Call:
     """A call whose arrays are not loaded. `values`: of the program's parameters, arrays on the meta
     device. `sources`: of those that are arrays, by position."""
 
@@ -119,12 +127,12 @@ class _Call:
         self.function = driver.function
         _check_writes(self.function)
 
-    def plan(self, budget: int, out: Any) -> ChunkPlan:
+    def plan(self, budget: int, out: Any, tasks: int = 1) -> ChunkPlan:
         """Return the plan. Raises BudgetError, and what the call itself would raise."""
         with watching.aside(), torch.no_grad():
             refused: BudgetError | None = None
             for _ in range(_MOST_APART):
-                planner = self.planner(budget, out)
+                planner = self.planner(budget, out, tasks)
                 try:
                     return planner.plan()
                 except BudgetError as error:
@@ -136,12 +144,12 @@ class _Call:
             assert refused is not None
             raise refused
 
-    def planner(self, budget: int, out: Any) -> Planner:
+    def planner(self, budget: int, out: Any, tasks: int = 1) -> Planner:
         """Return what plans the call."""
         outer = Outer(Driver(self.function), self.values)
         if any(v not in outer.known for v in outer.ops[-1].operands):
             raise LowtideError(f"{self.name}(): nothing is known of the result before the call")
-        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out))
+        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks)
 
     def _set_apart(self, outer: Outer, op: Op) -> None:
         """Give an argument that is read twice by one op as two arguments."""

@@ -14,7 +14,7 @@ from lowtide.scale.chunk_plan import ChunkPlan, Planner, Sizing
 from lowtide.scale.cutting import cutting
 from lowtide.scale.engines import run_here
 from lowtide.scale.job import Job
-from lowtide.scale.map_chunks import _Call
+from lowtide.scale.map_chunks import Call
 
 HUGE = 1 << 60
 
@@ -46,7 +46,7 @@ def check(
 ) -> list[ChunkPlan]:
     """Compare all plans with the plain call; there must be at least this number of plans."""
     expected = tree_leaves(f(*args))
-    call = _Call(f, args)
+    call = Call(f, args)
     plans = []
     for plan in every_plan(call, sizes):
         job = Job(plan, call.sources, call.values, None)
