@@ -157,7 +157,7 @@ class Planner:
 
     def _cheapest(self) -> Choice | None:
         """Return the choice that moves the fewest bytes, None if none fits."""
-        axes = self.axes
+        axes = [axis for axis in self.axes if self._is_useful(axis)]
         best: Choice | None = None
         for count in range(min(len(axes), _MOST_CUT) + 1):
             if best is not None and (count > 2 or best.moved_bytes <= _ENOUGH * self._given()):
@@ -167,6 +167,11 @@ class Planner:
                 if found is not None and (best is None or found.cost < best.cost):
                     best = found
         return best
+
+    def _is_useful(self, axis: Axis) -> bool:
+        """Return whether tasks do most of the work if this axis is cut."""
+        whole = sum(nbytes for nbytes, _ in cutting(self.outer, ()).work)
+        return cutting(self.outer, (axis,)).finish_work * 2 < max(whole, 1)
 
     def _given(self) -> int:
         """Return the bytes of all arguments and results, which are moved in any case."""
@@ -238,7 +243,10 @@ class Planner:
 
     def made(self, best: Choice) -> ChunkPlan:
         split = best.split
-        names = [self._axis_name(axis) for axis in split.axes]
+        names = list[str]()
+        for axis in split.axes:
+            name, times = self._axis_name(axis), 1 + sum(n.startswith(self._axis_name(axis)) for n in names)
+            names.append(name if times == 1 else f"{name}, read again")
         return ChunkPlan(
             name=self.name,
             budget_bytes=self.budget_bytes,

@@ -215,13 +215,15 @@ class _Cutter:
         if any(op.results[0] in out.values or op.results[-1] in out.values for out in self.outputs):
             return
         reducing = self.combined[op]
-        rule = self.axes[reducing[0]].combined[op]
+        rule, values = self.axes[reducing[0]].combined[op], op.results
+        if rule.kind in ("min.dim", "max.dim") and len(values) == 2 and not self._is_read(values[1]):
+            rule, values = replace(rule, kind=rule.kind[:3]), values[:1]
         self.outputs.append(
-            _Output(
-                rule, [], tuple(range(len(op.results))), tuple(op.results), reducing,
-                op.operands[0], str(op.loc),
-            )
-        )  # fmt: skip
+            _Output(rule, [], (), tuple(values), reducing, op.operands[0], str(op.loc))
+        )
+
+    def _is_read(self, v: Value) -> bool:
+        return any(v in free_values([op]) for op in self.outer.ops)
 
     def _returned(self) -> list[Value]:
         """Return the values that the program returns: one, or the items of a tuple."""
@@ -350,6 +352,8 @@ class _TaskMaker:
                 return self._sum(op), (0,)
             case "flat.min.dim" | "flat.max.dim" | "min.dim" | "max.dim":
                 return self._extreme(op, rule)
+            case "min" | "max" if len(op.results) == 2:
+                return self._least(op, rule), (0,)
             case "topk":
                 return self._topk(op, rule), (0, 1)
             case "weighted":
@@ -387,6 +391,18 @@ class _TaskMaker:
         ops.append(Op(name=f"torch.{kind}", operands=operands, results=list(parts), loc=op.loc))
         self._put(op, ops)
         return parts, (1,)
+
+    def _least(self, op: Op, rule: Reduced) -> list[Value]:
+        """The values of `min(x, dim)`, whose positions nobody reads."""
+        ops = list[Op]()
+        dims, part = Value("", TupleType((t.INT,))), Value("values", t.TENSOR)
+        dim = _const(ops, rule.dim, t.INT, op)
+        ops.append(Op(name="tuple.make", operands=[dim], results=[dims], loc=op.loc))
+        operands = [op.operands[0], dims, _const(ops, rule.keepdim, t.BOOL, op)]
+        name = f"torch.a{rule.kind}"
+        ops.append(Op(name=name, operands=operands, results=[part], loc=op.loc))
+        self._put(op, ops)
+        return [part]
 
     def _topk(self, op: Op, rule: Reduced) -> list[Value]:
         """A part may have fewer than k elements."""

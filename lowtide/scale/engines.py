@@ -15,7 +15,8 @@ import asyncio
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from typing import Any, Final, TypeAlias
 
@@ -28,6 +29,8 @@ from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task
 
 Tensor = torch.Tensor
 _AHEAD: Final = 2  # tasks for each worker
+_AHEAD_DASK: Final = 8  # the scheduler's answers take longer
+_SECONDS: Final = 2.0  # between two looks at a cluster
 _AGAIN: Final = 3  # times that a task is submitted again after its parts were lost
 Progress: TypeAlias = Callable[[Done | None], None]
 
@@ -122,6 +125,7 @@ class _Dask:
         where = f"{os.path.basename(loc.file)}:{loc.line}"
         self.name = f"{job.plan.name}@{where}"
         self.token = os.urandom(8).hex()
+        self.room, self.looked_up = 0, -_SECONDS
 
     def run(self) -> None:
         """See `run_on_dask`."""
@@ -136,13 +140,15 @@ class _Dask:
                     self._submit(index)
                 if not self.waiting:
                     return
-                for future in self._finished():
-                    self._take(future)
+                self._take(self._finished())
         finally:
             self.client.cancel(list(self.waiting))
 
     def _room(self) -> int:
-        return _AHEAD * workers_of(self.client)
+        """Return how many tasks may wait; workers come and go, so it is looked up now and then."""
+        if time.monotonic() > self.looked_up + _SECONDS:
+            self.room, self.looked_up = _AHEAD_DASK * workers_of(self.client), time.monotonic()
+        return self.room
 
     def _finished(self) -> list[Any]:
         """Return futures that are done, or whose parts were lost."""
@@ -176,9 +182,20 @@ class _Dask:
             self.parts[key] = found
         return found
 
-    def _take(self, future: Any) -> None:
-        index = self.waiting.pop(future)
-        if future.status in ("cancelled", "lost"):  # a part went with its worker
+    def _take(self, futures: Sequence[Any]) -> None:
+        """Collect the results of futures; submit those again whose parts went with a worker."""
+        lost = {f for f in futures if f.status in ("cancelled", "lost")}
+        whole = [f for f in futures if f not in lost]
+        for future, done in zip(whole, self.client.gather(whole), strict=True):
+            index = self.waiting.pop(future)
+            self.job.collect(index, decoded_all(done))
+            for key in self.job.keys(index):
+                self.readers[key] -= 1
+                if not self.readers[key]:
+                    del self.parts[key]
+            self.progress(done)
+        for future in lost:
+            index = self.waiting.pop(future)
             again = self.attempts[index] = self.attempts.get(index, 0) + 1
             if again > _AGAIN:
                 raise LowtideError(
@@ -186,14 +203,6 @@ class _Dask:
                     "workers that held them"
                 )
             self._submit(index)
-            return
-        done = future.result()
-        self.job.collect(index, decoded_all(done))
-        for key in self.job.keys(index):
-            self.readers[key] -= 1
-            if not self.readers[key]:
-                del self.parts[key]
-        self.progress(done)
 
 
 def _is_future(value: object) -> bool:

@@ -23,12 +23,12 @@ from lowtide.budget.dry_run import ineligible
 from lowtide.budget.outer import Outer
 from lowtide.errors import BudgetError, CompileError, LowtideError
 from lowtide.execute.driver import Driver
-from lowtide.ir.aliases import may_change, written_by
-from lowtide.ir.core import Function, Op
+from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.sizes import budget_bytes
 from lowtide.scale.arrays import Source, is_array, source_of
 from lowtide.scale.apart import twice_read, with_operands_apart
+from lowtide.scale.branches import first_write, with_branches_chosen
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
 from lowtide.scale.cutting import Cutting
 from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor, workers_of
@@ -125,7 +125,25 @@ class Call:
         if why or any(isinstance(v, torch.nn.Module) for v in self.values):
             raise LowtideError(f"{self.name}() is not computed in chunks: {why or 'uses a module'}")
         self.function = driver.function
-        _check_writes(self.function)
+        self._choose_branches()
+
+    def _choose_branches(self) -> None:
+        """Choose what is known before the call. Raises CompileError for a program that writes into
+        tensors, of which tasks have only parts."""
+        with watching.aside(), torch.no_grad():
+            while True:
+                outer = Outer(Driver(self.function), self.values)
+                chosen = with_branches_chosen(outer)
+                if chosen is self.function:
+                    break
+                self.function = chosen
+        loc = first_write(outer)
+        if loc is not None:
+            raise CompileError(
+                "a tensor is changed in place, which chunks cannot do",
+                loc,
+                remedy="the same without a write, such as `torch.where`, or `eval()` of the module",
+            )
 
     def plan(self, budget: int, out: Any, tasks: int = 1) -> ChunkPlan:
         """Return the plan. Raises BudgetError, and what the call itself would raise."""
@@ -173,19 +191,6 @@ def compiled_of(f: Any) -> Compiled:
     if not isinstance(found, Compiled):
         raise LowtideError(f"{f!r} has no compiled forward")
     return found
-
-
-def _check_writes(function: Function) -> None:
-    """Raise CompileError for a program that writes into tensors, whose parts would be written."""
-    if not may_change(function):
-        return
-    for op in function.walk():
-        if written_by(op):
-            raise CompileError(
-                "a tensor is changed in place, which chunks cannot do",
-                op.loc,
-                remedy="the same without a write, such as `torch.where`, or `eval()` of the module",
-            )
 
 
 def _stored(split: Cutting, out: Any) -> Mapping[int, int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from lowtide.budget.torch_rules import Dependent
+from lowtide.execute.driver import Driver
 from lowtide.scale.chunk_plan import ChunkPlan, Planner, Sizing
 from lowtide.scale.cutting import cutting
 from lowtide.scale.engines import run_here
@@ -41,14 +43,27 @@ def every_plan(call: Any, sizes: tuple[int, ...], most: int = 2) -> Iterator[Chu
                         yield planner.made(found)
 
 
+class Eager(Driver):
+    """Runs a task by PyTorch: what is tested is what becomes of the parts."""
+
+    def __call__(self, args: Any) -> Any:
+        return self.run_eager(args)
+
+
 def check(
-    f: Callable[..., Any], *args: Any, sizes: tuple[int, ...] = (1, 3, 8), least: int = 1
+    f: Callable[..., Any],
+    *args: Any,
+    sizes: tuple[int, ...] = (1, 3, 8),
+    least: int = 1,
+    compiled: bool = False,
 ) -> list[ChunkPlan]:
     """Compare all plans with the plain call; there must be at least this number of plans."""
     expected = tree_leaves(f(*args))
     call = Call(f, args)
     plans = []
     for plan in every_plan(call, sizes):
+        if not compiled:
+            plan = replace(plan, driver=Eager(plan.cutting.task))
         job = Job(plan, call.sources, call.values, None)
         with torch.no_grad():
             run_here(job, lambda _: None)
