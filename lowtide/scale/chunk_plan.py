@@ -39,6 +39,7 @@ _MOST_AXES: Final = 6
 _MOST_CUT: Final = 3
 _TASK_BYTES: Final = 1 << 20  # a task costs as much as to move this
 _WORK: Final = 0.25  # bytes moved that are as slow as a byte that is computed
+_WITH_GRADIENT: Final = ("sum", "min.dim", "max.dim", "logsumexp")
 _ROUND: Final = 64
 _SHARES: Final = 8  # of the way from whole sizes to 1, on a logarithmic scale
 _BISECTIONS: Final = 5
@@ -108,6 +109,11 @@ class ChunkPlan:
         return slice(position * size, min((position + 1) * size, extent))
 
 
+def axis_has_gradient(axis: Axis) -> bool:
+    """Return whether gradients can be computed in parts of this axis, see `gradients`."""
+    return all(rule.kind in _WITH_GRADIENT for rule in axis.combined.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     split: Cutting
@@ -125,7 +131,7 @@ class Choice:
 
 class Planner:
     """Looks for the plan. `sources`: of the parameters that are arrays, by position. `stored`: for
-    each axis the size in which `out` is stored."""
+    each axis the size in which `out` is stored. `recorded`: parameters with gradients."""
 
     def __init__(
         self,
@@ -135,7 +141,9 @@ class Planner:
         budget_bytes: int,
         stored: Callable[[Cutting], Mapping[int, int]],
         least_tasks: int = 1,
+        recorded: Sequence[int] = (),
     ) -> None:
+        self.recorded = frozenset(recorded)
         self.least_tasks = least_tasks
         self.name, self.outer, self.sources = name, outer, sources
         self.budget_bytes, self.stored = budget_bytes, stored
@@ -199,6 +207,8 @@ class Planner:
                 axis = find_axis(self.outer, param, dim)
             except Dependent:
                 continue
+            if self.recorded and not axis_has_gradient(axis):
+                continue
             found.append(axis)
             if len(found) == _MOST_AXES:
                 break
@@ -227,7 +237,7 @@ class Planner:
         """Return the best sizes for these axes, None if none fits."""
         best: Choice | None = None
         for order in itertools.permutations(axes):
-            split = cutting(self.outer, order)
+            split = cutting(self.outer, order, bool(self.recorded))
             if not split.joins:
                 continue
             sizing = Sizing(self, split)
@@ -301,7 +311,12 @@ class Sizing:
             shape = list(source.like.shape)
             for k, dim in self.split.cuts[p].items():
                 shape[dim] = sizes[k]
-            found.append(torch.empty(shape, dtype=source.like.dtype, device="meta"))
+            records = p in self.planner.recorded
+            found.append(
+                torch.empty(
+                    shape, dtype=source.like.dtype, device="meta", requires_grad=records
+                )
+            )
         return found
 
     def peak(self, sizes: Index) -> int:
@@ -309,7 +324,7 @@ class Sizing:
         combined."""
         if sizes not in self._peaks:
             given = self.parts(sizes)
-            with torch.no_grad():
+            with torch.set_grad_enabled(bool(self.planner.recorded)):
                 dry_run = DryRun(self.driver.planned(given), given)
             if dry_run.results is None or dry_run.fails:
                 self._peaks[sizes] = _UNKNOWN

@@ -72,9 +72,9 @@ class Cutting:
     finish_work: int
 
 
-def cutting(outer: Outer, axes: Sequence[Axis]) -> Cutting:
-    """Return how the program is split."""
-    return _Cutter(outer, tuple(axes)).made()
+def cutting(outer: Outer, axes: Sequence[Axis], records: bool = False) -> Cutting:
+    """Return how the program is split. `records`: gradients will be computed."""
+    return _Cutter(outer, tuple(axes), records).made()
 
 
 @dataclass(slots=True)
@@ -94,6 +94,7 @@ class _Output:
 class _Cutter:
     outer: Outer
     axes: tuple[Axis, ...]
+    records: bool
     late: set[Value] = field(default_factory=set[Value])
     combined: dict[Op, tuple[int, ...]] = field(default_factory=dict[Op, tuple[int, ...]])
     makers: dict[Value, Op] = field(default_factory=dict[Value, Op])
@@ -216,7 +217,8 @@ class _Cutter:
             return
         reducing = self.combined[op]
         rule, values = self.axes[reducing[0]].combined[op], op.results
-        if rule.kind in ("min.dim", "max.dim") and len(values) == 2 and not self._is_read(values[1]):
+        is_pair = rule.kind in ("min.dim", "max.dim") and len(values) == 2
+        if is_pair and not self.records and not self._is_read(values[1]):
             rule, values = replace(rule, kind=rule.kind[:3]), values[:1]
         self.outputs.append(
             _Output(rule, [], (), tuple(values), reducing, op.operands[0], str(op.loc))

@@ -11,7 +11,7 @@ task; after `collect` of all tasks, the result of the call.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -91,7 +91,7 @@ class Job:
 
     def _is_done(self, index: Index) -> bool:
         assert self.record is not None
-        keys = (self._key(j, join, index) for j, join in enumerate(self.split.joins))
+        keys = (self.key_of(j, join, index) for j, join in enumerate(self.split.joins))
         return all(key is None or self.record.has(_text(key)) for key in keys)
 
     # -- arguments --
@@ -106,15 +106,18 @@ class Job:
 
     def part(self, key: PartKey) -> Tensor:
         """Return a part of an array."""
-        p, position = key
-        source = self.sources[p]
-        where = [slice(None)] * source.like.dim()
-        for (k, dim), at in zip(self.split.cuts[p].items(), position, strict=True):
-            where[dim] = self.plan.span(k, at)
-        part = source.part(tuple(where))
+        part = self.sources[key[0]].part(self.slices(key))
         if self.record is not None:
             self.record.note_part(_text(key), checksum(part))
         return part
+
+    def slices(self, key: PartKey) -> Slices:
+        """Return where a part is in its array."""
+        p, position = key
+        where = [slice(None)] * self.sources[p].like.dim()
+        for (k, dim), at in zip(self.split.cuts[p].items(), position, strict=True):
+            where[dim] = self.plan.span(k, at)
+        return tuple(where)
 
     def arguments(self, parts: Mapping[PartKey, Any], index: Index) -> list[Any]:
         """Return the arguments of a task, given its parts."""
@@ -123,7 +126,7 @@ class Job:
 
     # -- results --
 
-    def _key(self, j: int, join: Join, index: Index) -> tuple[int, Index] | None:
+    def key_of(self, j: int, join: Join, index: Index) -> tuple[int, Index] | None:
         """Return which part of a join's values the task computes; None if another task gives the
         same."""
         others = (at for k, at in enumerate(index) if k not in join.cuts and k not in join.reduced)
@@ -132,7 +135,7 @@ class Job:
     def collect(self, index: Index, results: Sequence[Tensor]) -> None:
         """Take the results of a task."""
         for j, join in enumerate(self.split.joins):
-            key = self._key(j, join, index)
+            key = self.key_of(j, join, index)
             if key is None:
                 continue
             parts: Parts = tuple(results[k] for k in join.outputs)
@@ -170,19 +173,24 @@ class Job:
 
     def _place(self, place: Place, join: Join, position: Index, part: Tensor) -> None:
         form = join.forms[place[1]]
-        where = [slice(None)] * form.dim()
-        for (k, dim), at in zip(join.cuts.items(), position, strict=True):
-            span, extent = self.plan.span(k, at), tuple(self.plan.axes.values())[k]
-            times = form.shape[dim] // extent
-            where[dim] = slice(span.start * times, span.stop * times)
+        where = self.result_slices(join, form, position)
         if place in self.sinks:
-            self.sinks[place].write(tuple(where), part)
+            self.sinks[place].write(where, part)
         elif not join.cuts:
             self.buffers[place] = part
         else:
             if place not in self.buffers:
                 self.buffers[place] = torch.empty(form.shape, dtype=form.dtype)
-            self.buffers[place][tuple(where)].copy_(part)
+            self.buffers[place][where].copy_(part)
+
+    def result_slices(self, join: Join, form: Tensor, position: Index) -> Slices:
+        """Return where a part of a result is: one point of an axis may be several rows."""
+        where = [slice(None)] * form.dim()
+        for (k, dim), at in zip(join.cuts.items(), position, strict=True):
+            span, extent = self.plan.span(k, at), tuple(self.plan.axes.values())[k]
+            times = form.shape[dim] // extent
+            where[dim] = slice(span.start * times, span.stop * times)
+        return tuple(where)
 
     # -- the end --
 
@@ -197,7 +205,7 @@ class Job:
             ]
             return found[0] if self.split.is_single else tuple(found)
         given: list[Any] = [
-            self.buffers[place] if place in self.buffers else self.sinks[place].read((...,))  # pyright: ignore[reportArgumentType]
+            self.buffers[place] if place in self.buffers else self.sinks[place].read((slice(None),) * self._dim(place))
             for place in self.split.read
         ]
         for p in self.split.whole:
@@ -207,6 +215,9 @@ class Job:
             )
         result = make_driver(self.split.finish, Options())(given)
         return result if self.out is None else self._written(result)
+
+    def _dim(self, place: Place) -> int:
+        return self.split.joins[place[0]].forms[place[1]].dim()
 
     def _written(self, result: Any) -> Any:
         """Write what is computed at the end, and return `out`."""
@@ -223,11 +234,6 @@ class Job:
 
 def _text(key: tuple[int, Index]) -> str:
     return f"{key[0]}:{','.join(map(str, key[1]))}"
-
-
-def as_slices(position: Iterator[slice]) -> Slices:
-    """Return slices as a tuple."""
-    return tuple(position)
 
 
 def places_of(out: Any, count: int, is_single: bool) -> list[Any] | None:

@@ -32,6 +32,7 @@ from lowtide.scale.branches import first_write, with_branches_chosen
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
 from lowtide.scale.cutting import Cutting
 from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor, workers_of
+from lowtide.scale.gradients import run_with_gradients, wanted
 from lowtide.scale.job import Job, places_of
 from lowtide.scale.task import Done
 
@@ -72,17 +73,22 @@ def map_chunks(
     if tasks is None:
         tasks = 1 if executor is None else _TASKS * workers_of(executor)
     chunks = call.plan(budget_bytes(budget), out, tasks)
+    if call.recorded and out is not None:
+        raise LowtideError("out: results with gradients are new tensors; write: torch.no_grad()")
     places = places_of(out, len(chunks.cutting.direct), chunks.cutting.is_single)
     job = Job(chunks, call.sources, call.values, places)
     run = _engine(executor)
     try:
         with watching.aside(), _reporting(progress, chunks) as done:
-            run(job, done)
+            if call.recorded:
+                run_with_gradients(job, lambda: run(job, done), call.recorded)
+            else:
+                run(job, done)
     except BaseException:
         if job.record is not None:
             job.record.write()
         raise
-    with watching.aside(), torch.no_grad():
+    with watching.aside(), torch.set_grad_enabled(bool(call.recorded)):
         return job.finish()
 
 
@@ -124,6 +130,7 @@ class Call:
         )
         if why or any(isinstance(v, torch.nn.Module) for v in self.values):
             raise LowtideError(f"{self.name}() is not computed in chunks: {why or 'uses a module'}")
+        self.recorded = wanted(self.sources)
         self.function = driver.function
         self._choose_branches()
 
@@ -167,7 +174,7 @@ class Call:
         outer = Outer(Driver(self.function), self.values)
         if any(v not in outer.known for v in outer.ops[-1].operands):
             raise LowtideError(f"{self.name}(): nothing is known of the result before the call")
-        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks)
+        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks, self.recorded)
 
     def _set_apart(self, outer: Outer, op: Op) -> None:
         """Give an argument that is read twice by one op as two arguments."""
