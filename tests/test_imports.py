@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": API,
     "deploy": API,
     "c_library": API,
+    "scale": API | {"deploy"},
     # Beside the compiler: they see what users see, and what memory it takes.
     "tools": RUNTIME | {"", "memory", "budget"},
     "tools.profiler": RUNTIME | {"memory"},
@@ -73,11 +74,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},
-    "": API | {"deploy", "c_library", "tools"},
+    "": API | {"deploy", "c_library", "scale", "tools"},
 }
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",
-    "jax", "pytest",
+    "jax", "pytest", "dask", "distributed", "zarr", "h5py", "cubed", "joblib",
 )  # fmt: skip
 
 

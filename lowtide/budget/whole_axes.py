@@ -1,6 +1,6 @@
-"""Follows one axis of the arguments through a whole program: what is cut, combined, done afterwards.
+"""Follows one axis of the arguments through a whole program.
 
-In: an `Outer`, a parameter and a dim. Out: an `Axis`.
+In: an `Outer`, a parameter and a dim. Out: an `Axis`: what is cut, combined, done afterwards.
 
     d = cdist(a, b)        a cut along 0: d is cut along 0
     m = d.min(1).values    cut along 0
@@ -64,13 +64,14 @@ class Axis:
 def find_axis(outer: Outer, param: Value, dim: int) -> Axis:
     """Return what becomes of this axis; see the module's text."""
     extent = outer.known[param].shape[dim]
-    seeds, refused = {param: dim}, set[Op]()
+    seeds: dict[Value, int] = {param: dim}
+    refused = set[Op]()
     with Ledger(), torch.no_grad():
         for _ in range(_MOST_SEEDS):
             try:
                 found = _Follower(outer, seeds, extent, refused).axis()
             except _More as more:
-                seeds = seeds | more.seeds
+                seeds = {**seeds, **more.seeds}
                 continue
             wrong = _read_weights(outer, found)
             if not wrong:
@@ -140,7 +141,10 @@ class _Follower(Finder):
     def _followed(self, op: Op, is_cut: bool) -> str | None:
         is_same = not any(differs(self.known[v], self.run.part[v]) for v in op.operands)
         if not is_cut and is_same:
-            if op.name == "call_torch" and rule_of(op, [self.known[v] for v in op.operands]) is None:
+            if (
+                op.name == "call_torch"
+                and rule_of(op, [self.known[v] for v in op.operands]) is None
+            ):
                 return "may be different each time"
             self.run.part.update((v, self.known[v]) for v in op.results)
             return None

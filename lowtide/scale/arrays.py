@@ -139,7 +139,7 @@ def _is_contiguous(array: Any, shape: Sequence[int]) -> bool:
 
 def checksum(part: Tensor) -> int:
     """Return a number that differs for other values, but for one case in 4 billion."""
-    return zlib.crc32(memoryview(part.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return zlib.crc32(cast("Any", part.contiguous().reshape(-1).view(torch.uint8).numpy()))
 
 
 class Sink:
@@ -173,8 +173,10 @@ class Sink:
     @property
     def chunks(self) -> tuple[int, ...]:
         """The sizes in which the array is stored."""
-        return (1,) * self.array.dim() if isinstance(self.array, Tensor) else _stored_chunks(
-            self.array
+        return (
+            (1,) * self.array.dim()
+            if isinstance(self.array, Tensor)
+            else _stored_chunks(self.array)
         )
 
     def write(self, where: Slices, part: Tensor) -> None:

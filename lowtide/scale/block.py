@@ -34,7 +34,7 @@ class Block:
 
     def __call__(self, *arrays: Any) -> Any:
         """Return the function's result; its tensors are NumPy arrays."""
-        given = [_tensor(x) if isinstance(x, np.ndarray) else x for x in arrays]
+        given = [_tensor(x) for x in arrays]
         with torch.no_grad():
             return _arrays(self._f(*given))
 
@@ -68,8 +68,10 @@ def _block_of(raw: bytes) -> Block:
     return Block(restored(raw))
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+def _tensor(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else cast("Any", array).copy())
 
 
 def _arrays(result: Any) -> Any:

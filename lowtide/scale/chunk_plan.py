@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.budget.dry_run import DryRun
 from lowtide.budget.drivers import make_driver
+from lowtide.budget.dry_run import DryRun
 from lowtide.budget.outer import Outer
 from lowtide.budget.torch_rules import Dependent
 from lowtide.budget.whole_axes import Axis, find_axis
@@ -255,7 +255,10 @@ class Planner:
         split = best.split
         names = list[str]()
         for axis in split.axes:
-            name, times = self._axis_name(axis), 1 + sum(n.startswith(self._axis_name(axis)) for n in names)
+            name, times = (
+                self._axis_name(axis),
+                1 + sum(n.startswith(self._axis_name(axis)) for n in names),
+            )
             names.append(name if times == 1 else f"{name}, read again")
         return ChunkPlan(
             name=self.name,
@@ -313,9 +316,7 @@ class Sizing:
                 shape[dim] = sizes[k]
             records = p in self.planner.recorded
             found.append(
-                torch.empty(
-                    shape, dtype=source.like.dtype, device="meta", requires_grad=records
-                )
+                torch.empty(shape, dtype=source.like.dtype, device="meta", requires_grad=records)
             )
         return found
 
@@ -372,7 +373,9 @@ class Sizing:
         given = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in values]
         driver = make_driver(split.finish, Options())
         with torch.no_grad():
-            return held + DryRun(driver.planned([*given, *whole]), [*given, *whole]).ledger.peak_bytes
+            return (
+                held + DryRun(driver.planned([*given, *whole]), [*given, *whole]).ledger.peak_bytes
+            )
 
     def candidates(self) -> Iterator[Index]:
         """Yield sizes that fit, as large as possible, along several lines."""
@@ -424,7 +427,11 @@ class Sizing:
             if size < n:
                 even = math.ceil(n / math.ceil(n / size))
                 step = step if step > 1 else _ROUND if even > 8 * _ROUND else 1
-                size = min(math.ceil(even / step) * step, size // step * step) if size >= step else even
+                size = (
+                    min(math.ceil(even / step) * step, size // step * step)
+                    if size >= step
+                    else even
+                )
             found.append(size)
         return tuple(found)
 
@@ -449,7 +456,11 @@ class Sizing:
         moved = sum(x.nbytes for x in self.parts(sizes) if isinstance(x, Tensor))
         moved += sum(x.nbytes for x in self.results[sizes])
         once = sum(self.split.joins[j].forms[i].nbytes for j, i in self.split.read)
-        once += sum(self.planner.sources[p].like.nbytes for p in self.split.whole if p in self.planner.sources)
+        once += sum(
+            self.planner.sources[p].like.nbytes
+            for p in self.split.whole
+            if p in self.planner.sources
+        )
         return Choice(
             split=self.split,
             driver=self.driver,

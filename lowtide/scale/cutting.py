@@ -27,6 +27,7 @@ from lowtide.ir.types import TupleType
 
 Tensor = torch.Tensor
 _HALF: Final = (torch.float16, torch.bfloat16)
+_STRUCTURE: Final = ("tuple.", "list.", "dict.", "return", "unpack", "cast")
 ROWS: Final = Reduced(kind="rows")
 
 
@@ -128,9 +129,7 @@ class _Cutter:
         finish = self._finish()
         task, inputs = self._task()
         joins = tuple(self._joins())
-        places = {
-            v: (j, i) for j, join in enumerate(joins) for i, v in enumerate(join.values)
-        }
+        places = {v: (j, i) for j, join in enumerate(joins) for i, v in enumerate(join.values)}
         params = self.outer.function.params
         read = [v for v in finish.read if v in places]
         whole = [v for v in finish.read if v not in places]
@@ -165,7 +164,7 @@ class _Cutter:
 
     def _nbytes(self, op: Op) -> int:
         """Return the bytes that an op reads and makes; a view moves none."""
-        if opdefs.has_kind(op.name, ("view", "size")) or op.name.startswith("tuple."):
+        if opdefs.has_kind(op.name, ("view", "size")) or op.name.startswith(_STRUCTURE):
             return 0
         return sum(x.nbytes for v in (*op.operands, *op.results) for x in self.outer.tensors(v))
 
@@ -409,17 +408,14 @@ class _TaskMaker:
     def _topk(self, op: Op, rule: Reduced) -> list[Value]:
         """A part may have fewer than k elements."""
         ops, operands = list[Op](), list(op.operands)
-        names = op.attrs.get("kwnames", ())
-        assert isinstance(names, tuple)
+        names = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
         place = len(operands) - len(names) + names.index("k") if "k" in names else 1
         size, fewer = Value("", t.INT), Value("", t.INT)
         dim = _const(ops, rule.dim, t.INT, op)
         ops.append(
             Op(name="torch.size.dim", operands=[operands[0], dim], results=[size], loc=op.loc)
         )
-        ops.append(
-            Op(name="py.min", operands=[operands[place], size], results=[fewer], loc=op.loc)
-        )
+        ops.append(Op(name="py.min", operands=[operands[place], size], results=[fewer], loc=op.loc))
         operands[place] = fewer
         parts = [Value(v.name, v.type) for v in op.results]
         ops.append(replace(op, operands=operands, results=list(parts)))

@@ -2,7 +2,7 @@
 
 In: a `Job`. Out: its results are collected.
 
-    run_here(job)                             one task at a time; the next one's parts are read ahead
+    run_here(job)                             one task at a time; parts are read ahead
     run_on_executor(job, ProcessPoolExecutor(4))
     run_on_dask(job, client)                  parts are scattered once; Dask retries
 
@@ -17,7 +17,14 @@ import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -104,7 +111,9 @@ def workers_of(executor: Any) -> int:
 
 def is_dask(executor: object) -> bool:
     """Return whether this is a `dask.distributed.Client`."""
-    return all(hasattr(executor, name) for name in ("scatter", "submit", "gather", "scheduler_info"))
+    return all(
+        hasattr(executor, name) for name in ("scatter", "submit", "gather", "scheduler_info")
+    )
 
 
 def run_on_dask(job: Job, client: Any, progress: Progress) -> None:
@@ -157,7 +166,9 @@ class _Dask:
             found = [f for f in self.waiting if f.status != "pending"]
             if found:
                 return found
-            with contextlib.suppress(asyncio.CancelledError, CancelledError):  # of a task whose parts were lost
+            with contextlib.suppress(
+                asyncio.CancelledError, CancelledError
+            ):  # of a task whose parts were lost
                 waits(list(self.waiting), return_when=FIRST_COMPLETED)
 
     def _submit(self, index: Index) -> None:

@@ -60,7 +60,7 @@ class _Mapped(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         job, params = cast("Job", ctx.job), cast("Sequence[int]", ctx.params)
         values = ctx.saved_tensors[len(params) :]
         places = _places(job)
@@ -107,8 +107,10 @@ class _Backward:
                 [r for r, _ in rows], list(leaves.values()), [c for _, c in rows], allow_unused=True
             )
             for p, gradient in zip(leaves, found, strict=True):
-                if gradient is not None:
-                    whole[p][job.slices((p, tuple(index[k] for k in job.split.cuts[p])))] += gradient
+                if cast("Tensor | None", gradient) is not None:
+                    whole[p][job.slices((p, tuple(index[k] for k in job.split.cuts[p])))] += (
+                        gradient
+                    )
         return [whole[p] for p in self.params]
 
     def _given(self, index: Index, results: Sequence[Tensor]) -> list[Tensor | None]:

@@ -205,13 +205,17 @@ class Job:
             ]
             return found[0] if self.split.is_single else tuple(found)
         given: list[Any] = [
-            self.buffers[place] if place in self.buffers else self.sinks[place].read((slice(None),) * self._dim(place))
+            self.buffers[place]
+            if place in self.buffers
+            else self.sinks[place].read((slice(None),) * self._dim(place))
             for place in self.split.read
         ]
         for p in self.split.whole:
             source = self.sources.get(p)
             given.append(
-                self.values[p] if source is None else source.part((slice(None),) * source.like.dim())
+                self.values[p]
+                if source is None
+                else source.part((slice(None),) * source.like.dim())
             )
         result = make_driver(self.split.finish, Options())(given)
         return result if self.out is None else self._written(result)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
@@ -26,12 +26,19 @@ from lowtide.execute.driver import Driver
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.sizes import budget_bytes
-from lowtide.scale.arrays import Source, is_array, source_of
 from lowtide.scale.apart import twice_read, with_operands_apart
+from lowtide.scale.arrays import Source, is_array, source_of
 from lowtide.scale.branches import first_write, with_branches_chosen
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
 from lowtide.scale.cutting import Cutting
-from lowtide.scale.engines import is_dask, run_here, run_on_dask, run_on_executor, workers_of
+from lowtide.scale.engines import (
+    Progress,
+    is_dask,
+    run_here,
+    run_on_dask,
+    run_on_executor,
+    workers_of,
+)
 from lowtide.scale.gradients import run_with_gradients, wanted
 from lowtide.scale.job import Job, places_of
 from lowtide.scale.task import Done
@@ -46,8 +53,8 @@ def plan_chunks(
 ) -> ChunkPlan:
     """Return the chunks in which `map_chunks` computes `f(*args)`; nothing is run.
 
-    `args`: of `f`; arrays may be tensors, also on the meta device, NumPy arrays and memory maps, and
-    arrays of Zarr, HDF5 and Dask. `budget`: bytes that one task may allocate. `out`: as for
+    `args`: of `f`; arrays may be tensors, also on the meta device, NumPy arrays and memory maps,
+    and arrays of Zarr, HDF5 and Dask. `budget`: bytes that one task may allocate. `out`: as for
     `map_chunks`. `tasks`: how many there should be at least. Raises BudgetError with the least
     budget, and the lines that need whole values."""
     return Call(f, args).plan(budget_bytes(budget), out, tasks)
@@ -92,14 +99,14 @@ def map_chunks(
         return job.finish()
 
 
-def _engine(executor: Any) -> Callable[..., None]:
+def _engine(executor: Any) -> Callable[[Job, Progress], None]:
     """Return the function that runs a job there. Raises LowtideError."""
     if executor is None:
         return run_here
     if is_dask(executor):
         return lambda job, done: run_on_dask(job, executor, done)
     if isinstance(executor, Executor) or hasattr(executor, "submit"):
-        return lambda job, done: run_on_executor(job, cast("Executor", executor), done)
+        return lambda job, done: run_on_executor(job, executor, done)
     raise LowtideError(
         f"executor={executor!r}: write None, an executor of concurrent.futures, or a "
         "dask.distributed.Client"
@@ -174,7 +181,9 @@ class Call:
         outer = Outer(Driver(self.function), self.values)
         if any(v not in outer.known for v in outer.ops[-1].operands):
             raise LowtideError(f"{self.name}(): nothing is known of the result before the call")
-        return Planner(self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks, self.recorded)
+        return Planner(
+            self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks, self.recorded
+        )
 
     def _set_apart(self, outer: Outer, op: Op) -> None:
         """Give an argument that is read twice by one op as two arguments."""
@@ -217,7 +226,7 @@ def _stored(split: Cutting, out: Any) -> Mapping[int, int]:
 
 
 @contextlib.contextmanager
-def _reporting(progress: Any, chunks: ChunkPlan) -> Iterator[Callable[[Done | None], None]]:
+def _reporting(progress: Any, chunks: ChunkPlan) -> Generator[Progress]:
     """Give the function that is called after each task."""
     count, begun, worst = 0, time.perf_counter(), 0
     show: Callable[[int, int], Any] | None = progress if callable(progress) else None

@@ -1,4 +1,4 @@
-"""Runs a call in chunks of every set of axes and of several sizes, and compares with the plain call."""
+"""Runs a call in chunks of every set of axes and of several sizes; compares with the plain call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowtide.budget.torch_rules import Dependent
 from lowtide.execute.driver import Driver
-from lowtide.scale.chunk_plan import ChunkPlan, Planner, Sizing
+from lowtide.scale.chunk_plan import ChunkPlan, Sizing
 from lowtide.scale.cutting import cutting
 from lowtide.scale.engines import run_here
 from lowtide.scale.job import Job

@@ -23,9 +23,9 @@ def chamfer(a: Tensor, b: Tensor):
 def reductions(a: Tensor, b: Tensor):
     d = a @ b.T
     return (
-        (d.argmin(1), d.amin(0), d.sum(), torch.any(d > 2, dim=1), d.logsumexp(1), d.flatten().max()),
-        (d.min(), d.mean(1, True), d.max(dim=0, keepdim=True), d.sum((0, 1)), d.all()),
-        (d.sum(0, dtype=torch.float64), torch.amax(d, (0, 1)), d.std(1), a.norm()),
+        (d.argmin(1), d.amin(0), d.sum(), torch.any(d > 2, dim=1), d.logsumexp(1)),
+        (d.flatten().max(), d.min(), d.mean(1, True), d.max(dim=0, keepdim=True), d.sum((0, 1))),
+        (d.all(), d.sum(0, dtype=torch.float64), torch.amax(d, (0, 1)), d.std(1), a.norm()),
     )  # fmt: skip
 
 

@@ -1,0 +1,171 @@
+"""Arrays that are read and written in parts, and calls that resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import lowtide as lt
+from lowtide.errors import LowtideError
+
+
+def similar(a: Tensor, b: Tensor):
+    return a @ b.T
+
+
+def nearest(a: Tensor, b: Tensor):
+    return torch.cdist(a, b).min(1)
+
+
+def arrays(folder: Path) -> tuple[Any, Any]:
+    """Two memory maps of points."""
+    made = []
+    for k, n in enumerate((700, 500)):
+        x = np.memmap(folder / f"{k}.bin", dtype="float32", mode="w+", shape=(n, 16))
+        x[:] = np.random.default_rng(k).normal(size=(n, 16))
+        x.flush()
+        made.append(np.memmap(folder / f"{k}.bin", dtype="float32", mode="r", shape=(n, 16)))
+    return made[0], made[1]
+
+
+def plain(*given: Any) -> list[Tensor]:
+    return [torch.from_numpy(np.array(x)) for x in given]
+
+
+def place(folder: Path, shape: tuple[int, ...] = (700, 500), dtype: str = "float32") -> Any:
+    return np.memmap(folder / "out.bin", dtype=dtype, mode="w+", shape=shape)
+
+
+def test_memory_maps_are_read_and_written_in_parts(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    out = place(tmp_path)
+    plan = lt.plan_chunks(similar, a, b, budget=300_000, out=out)
+    assert plan.tasks > 3
+    assert lt.map_chunks(similar, a, b, budget=300_000, out=out) is out
+    torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(a, b)))
+    assert not (tmp_path / "out.bin.lowtide.json").exists()
+
+
+def test_several_results_go_to_several_places(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    values, indices = torch.empty(700), np.empty(700, dtype="int64")
+    found = lt.map_chunks(nearest, a, b, budget=800_000, out=(values, indices), tasks=5)
+    expected = nearest(*plain(a, b))
+    assert found[0] is values
+    torch.testing.assert_close(values, expected.values)
+    assert (indices == expected.indices.numpy()).all()
+    found = lt.map_chunks(nearest, a, b, budget=800_000, out=(None, indices), tasks=5)
+    torch.testing.assert_close(found[0], expected.values)
+
+
+def stopped_after(count: int, folder: Path, a: Any, b: Any, out: Any) -> None:
+    """Run the call until some tasks are done."""
+
+    def stop(done: int, tasks: int) -> None:
+        if done == count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lt.map_chunks(similar, a, b, budget=300_000, out=out, progress=stop)
+
+
+def resumed(a: Any, b: Any, out: Any) -> int:
+    """Return how many tasks a second run has."""
+    counts: list[int] = []
+    lt.map_chunks(
+        similar, a, b, budget=300_000, out=out, progress=lambda done, tasks: counts.append(done)
+    )
+    return len(counts)
+
+
+def test_a_second_run_resumes(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    out = place(tmp_path)
+    tasks = lt.plan_chunks(similar, a, b, budget=300_000, out=out).tasks
+    stopped_after(3, tmp_path, a, b, out)
+    record = json.loads((tmp_path / "out.bin.lowtide.json").read_text())
+    assert len(record["complete"]) == 3
+    assert resumed(a, b, out) == tasks - 3
+    torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(a, b)))
+    assert resumed(a, b, out) == tasks  # a finished call begins anew
+
+
+def test_nothing_is_resumed_if_an_argument_has_changed(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    out = place(tmp_path)
+    tasks = lt.plan_chunks(similar, a, b, budget=300_000, out=out).tasks
+    stopped_after(2, tmp_path, a, b, out)
+    changed = np.array(a)
+    changed[0, 0] += 1
+    assert resumed(changed, b, out) == tasks
+    torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(changed, b)))
+
+
+def test_wrong_places_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    with pytest.raises(LowtideError, match="out has shape"):
+        lt.map_chunks(similar, a, b, budget="1MB", out=place(tmp_path, (700, 499)))
+    with pytest.raises(LowtideError, match="dtype"):
+        lt.map_chunks(similar, a, b, budget="1MB", out=place(tmp_path, dtype="float64"))
+    closed = np.memmap(tmp_path / "out.bin", dtype="float32", mode="r", shape=(700, 500))
+    with pytest.raises(LowtideError, match="read-only"):
+        lt.map_chunks(similar, a, b, budget="1MB", out=closed)
+    with pytest.raises(LowtideError, match="2 results"):
+        lt.map_chunks(nearest, a, b, budget="1MB", out=place(tmp_path))
+    with pytest.raises(LowtideError, match="dtype"):
+        lt.map_chunks(similar, np.zeros((4, 2), dtype=">f4"), b, budget="1MB")
+
+
+class Stored:
+    """An array of which only parts can be read, as Zarr's and HDF5's."""
+
+    def __init__(self, array: np.ndarray[Any, Any], most: int) -> None:
+        self.array, self.most = array, most
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+        self.chunks = (64, array.shape[1])
+
+    def __getitem__(self, where: Any) -> np.ndarray[Any, Any]:
+        found = self.array[where]
+        assert found.nbytes <= self.most, "loaded whole"
+        return found
+
+
+def test_nothing_is_loaded_whole(tmp_path: Path) -> None:
+    a, b = arrays(tmp_path)
+    stored = Stored(np.array(a), 30_000)
+    plan = lt.plan_chunks(nearest, stored, np.array(b), budget=800_000, tasks=3)
+    assert plan.tasks > 2
+    assert plan.chunk_shape["a.shape[0]"] % 64 == 0  # as it is stored
+    found = lt.map_chunks(nearest, stored, np.array(b), budget=800_000, tasks=3)
+    torch.testing.assert_close(found.values, nearest(*plain(a, b)).values)
+
+
+def test_a_killed_process_leaves_complete_chunks(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time, torch, lowtide as lt, numpy as np
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from pathlib import Path
+from lowtide.scale import record
+from tests.scale.test_results_on_disk import arrays, place, similar
+record._SECONDS = 0.0
+folder = Path({str(tmp_path)!r})
+a, b = arrays(folder)
+def die(done, tasks):
+    if done == 4: os.kill(os.getpid(), 9)
+lt.map_chunks(similar, a, b, budget=300_000, out=place(folder), progress=die)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
+    assert done.returncode == -9
+    a, b = arrays(tmp_path)
+    out = np.memmap(tmp_path / "out.bin", dtype="float32", mode="r+", shape=(700, 500))
+    tasks = lt.plan_chunks(similar, a, b, budget=300_000, out=out).tasks
+    assert resumed(a, b, out) == tasks - 4
+    torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(a, b)))
