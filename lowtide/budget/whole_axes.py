@@ -198,7 +198,7 @@ class _Follower(Finder):
         return True
 
     def _forget(self, op: Op) -> None:
-        """What reads combined results is done once."""
+        """Note that readers of combined results are done once."""
         for x in (x for v in op.results for x in tensors_in(self.known[v])):
             self.axis_.cut.pop(id(x), None)
         self.late.update(op.results)

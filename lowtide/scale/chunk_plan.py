@@ -238,7 +238,7 @@ class Planner:
         best: Choice | None = None
         for order in itertools.permutations(axes):
             split = cutting(self.outer, order, bool(self.recorded))
-            if not split.joins:
+            if not split.joins and axes:
                 continue
             sizing = Sizing(self, split)
             if sizing.fixed_bytes > self.budget_bytes and self.least_bytes:

@@ -33,7 +33,7 @@ ROWS: Final = Reduced(kind="rows")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """How outputs of tasks become values of the program.
+    """A record of outputs of tasks, and of the values of the program that they become.
 
     `outputs`: positions among the outputs of a task. `taken`: which of them the program reads, and
     `values`: as what. `cuts`: axis → dim of these values; `reduced`: the axes over which parts are

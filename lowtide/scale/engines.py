@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def run_here(job: Job, progress: Progress) -> None:
         held: dict[PartKey, Tensor] = {}
         ahead: Future[dict[PartKey, Tensor]] | None = None
         try:
-            for index, following in zip(todo, [*todo[1:], None], strict=True):
+            for index, following in itertools.zip_longest(todo, todo[1:]):
                 held = _read(job, index, held) if ahead is None else ahead.result()
                 ahead = reader.submit(_read, job, following, held) if reads and following else None
                 results = job.plan.driver(job.arguments(held, index))

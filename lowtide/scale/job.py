@@ -79,7 +79,7 @@ class Job:
 
     def todo(self) -> list[Index]:
         """Return the tasks whose results are not in `out` yet."""
-        indices = list(self.plan.indices())
+        indices = list(self.plan.indices()) if self.split.joins else []
         if self.record is None:
             return indices
         done = [index for index in indices if self._is_done(index)]
