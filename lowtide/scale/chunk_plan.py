@@ -30,7 +30,7 @@ from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.scale.arrays import Source
 from lowtide.scale.combine import wider
-from lowtide.scale.cutting import ROWS, Cutting, Join, cutting
+from lowtide.scale.cutting import Cutting, Join, cutting
 
 Tensor = torch.Tensor
 Index = tuple[int, ...]
@@ -107,6 +107,17 @@ class ChunkPlan:
         """Return the points of a part of an axis."""
         extent, size = tuple(self.axes.values())[axis], self.sizes[axis]
         return slice(position * size, min((position + 1) * size, extent))
+
+
+def _combined(split: Cutting, names: Sequence[str]) -> dict[str, str]:
+    """Return for each source line how its values combine."""
+    found: dict[str, str] = {}
+    for join in split.joins:
+        if join.reduced:
+            text = f"{join.rule.kind} over {' and '.join(names[k] for k in join.reduced)}"
+            before = found.get(join.loc)
+            found[join.loc] = text if before is None or before == text else f"{before}; {text}"
+    return found
 
 
 def axis_has_gradient(axis: Axis) -> bool:
@@ -269,11 +280,7 @@ class Planner:
             task_peak_bytes=best.peak_bytes,
             finish_peak_bytes=Sizing(self, split).finish_peak(),
             moved_bytes=best.moved_bytes,
-            combine={
-                join.loc: f"{join.rule.kind} over {', '.join(names[k] for k in join.reduced)}"
-                for join in split.joins
-                if join.rule is not ROWS
-            },
+            combine=_combined(split, names),
             cutting=split,
             driver=best.driver,
         )

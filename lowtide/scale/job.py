@@ -65,9 +65,20 @@ class Job:
     def _record(self) -> Record | None:
         """Return the record beside `out`, if all results of tasks go there."""
         places = {(j, i) for j, join in enumerate(self.split.joins) for i in range(len(join.forms))}
-        if not self.sinks or places != set(self.sinks):
+        if not self.sinks or places != set(self.sinks) or not self._is_aligned():
             return None
         return Record.beside([s.array for s in self.sinks.values()], self._digest())
+
+    def _is_aligned(self) -> bool:
+        """Return whether no two parts lie in one chunk of a store, which is written as a whole."""
+        sizes, extents = self.plan.sizes, tuple(self.plan.axes.values())
+        return all(
+            sizes[k] == extents[k]
+            or (sizes[k] * (join.forms[i].shape[dim] // extents[k])) % sink.chunks[dim] == 0
+            for (j, i), sink in self.sinks.items()
+            for join in [self.split.joins[j]]
+            for k, dim in join.cuts.items()
+        )
 
     def _digest(self) -> str:
         """Return a digest of all that decides the results, other than the arrays' contents."""
