@@ -32,6 +32,7 @@ Golden = Callable[[str, str], None]
 # training and numbers among them. With `--optimize=-O2` all are.
 QUICKLY_COMPILED = {
     "deploy", "dynamo", "grad", "language", "loops", "memory", "modules", "passes", "pipeline",
+    "scale",
     "run/test_tilings.py", "run/test_once_wrong.py",
 }  # fmt: skip
 AS_SHIPPED = {"dynamo/test_models.py", "run/test_shipped_flags.py"}

@@ -185,9 +185,19 @@ class Sink:
             with torch.no_grad():
                 self.array[where].copy_(part)
             return
-        self.array[where if where else ...] = part.detach().numpy()
-        if mapping_of(self.array) is not None:
+        values = part.detach().numpy()
+        if isinstance(self.array, np.ndarray) or not where:
+            self.array[where if where else ...] = values
             forget_pages(self.array)
+            return
+        first, *others = where  # a store copies what it is given: one row of chunks at a time
+        start, stop, _ = first.indices(self.array.shape[0])
+        step = self.chunks[0]
+        while start < stop:
+            end = min((start // step + 1) * step, stop)
+            rows = values[start - stop + len(values) :][: end - start]
+            self.array[(slice(start, end), *others)] = rows
+            start = end
 
     def read(self, where: Slices) -> Tensor:
         """Return a part that has been written."""

@@ -40,6 +40,7 @@ _MOST_CUT: Final = 3
 _TASK_BYTES: Final = 1 << 20  # a task costs as much as to move this
 _WORK: Final = 0.25  # bytes moved that are as slow as a byte that is computed
 _WITH_GRADIENT: Final = ("sum", "min.dim", "max.dim", "logsumexp")
+_REWRITTEN: Final = 3  # a part of a stored chunk: it is read, and written again
 _ROUND: Final = 64
 _SHARES: Final = 8  # of the way from whole sizes to 1, on a logarithmic scale
 _BISECTIONS: Final = 5
@@ -461,7 +462,8 @@ class Sizing:
         grid = [math.ceil(n / s) for n, s in zip(self.extents, sizes, strict=True)]
         tasks = math.prod(grid)
         moved = sum(x.nbytes for x in self.parts(sizes) if isinstance(x, Tensor))
-        moved += sum(x.nbytes for x in self.results[sizes])
+        written = sum(x.nbytes for x in self.results[sizes])
+        moved += written if self._is_aligned(sizes) else written * _REWRITTEN
         once = sum(self.split.joins[j].forms[i].nbytes for j, i in self.split.read)
         once += sum(
             self.planner.sources[p].like.nbytes
@@ -485,6 +487,11 @@ class Sizing:
             for nbytes, cutting in self.split.work
         )
         return again + (self.split.finish_work if self.extents else 0)
+
+    def _is_aligned(self, sizes: Index) -> bool:
+        """Return whether parts of results are whole chunks of the store that they go to."""
+        stored = self.planner.stored(self.split).items()
+        return all(sizes[k] % n == 0 or sizes[k] == self.extents[k] for k, n in stored)
 
     def _has_shapes(self, sizes: Index) -> bool:
         found = self.results[sizes]

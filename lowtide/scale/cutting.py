@@ -37,7 +37,7 @@ class Join:
 
     `outputs`: positions among the outputs of a task. `taken`: which of them the program reads, and
     `values`: as what. `cuts`: axis → dim of these values; `reduced`: the axes over which parts are
-    combined by `rule`. `shape`, `dtype`: of each value, whole."""
+    combined by `rule`. `forms`: of the whole values, on the meta device. `divide`: for a mean."""
 
     rule: Reduced
     outputs: tuple[int, ...]
@@ -54,9 +54,9 @@ class Join:
 class Cutting:
     """`task`: takes parts of the parameters `inputs` (positions); axis k cuts parameter p along
     `cuts[p][k]`. `finish`: takes values of joins, by (join, place), then the parameters `whole`.
-    `direct`: for each value that is returned, the (join, place) that it is, else None. `work`: for
-    each value that tasks compute, its bytes, whole, and the axes that cut it; `finish_work`: bytes
-    of values that are computed once."""
+    `direct`: for each value that is returned, the (join, place) that it is, else None; `returned`:
+    those values on the meta device. `work`: for each value that tasks compute, its bytes, whole,
+    and the axes that cut it; `finish_work`: bytes of values that are computed once."""
 
     axes: tuple[Axis, ...]
     task: Function
@@ -67,6 +67,7 @@ class Cutting:
     read: tuple[tuple[int, int], ...]
     whole: tuple[int, ...]
     direct: tuple[tuple[int, int] | None, ...]
+    returned: tuple[Any, ...]
     is_single: bool
     is_trivial: bool
     work: tuple[tuple[int, frozenset[int]], ...]
@@ -148,6 +149,7 @@ class _Cutter:
             read=tuple(places[v] for v in read),
             whole=tuple(params.index(v) for v in whole),
             direct=direct,
+            returned=tuple(self.outer.known.get(v) for v in returned),
             is_single=returned == [ops[-1].operands[0]],
             is_trivial=all(op.name in names for op in finish.function.block.ops),
             work=tuple(self._work()),

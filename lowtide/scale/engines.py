@@ -38,6 +38,7 @@ from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task
 Tensor = torch.Tensor
 _AHEAD: Final = 2  # tasks for each worker
 _AHEAD_DASK: Final = 8  # the scheduler's answers take longer
+_SENT_BYTES: Final = 1 << 20  # of a part that is sent with its only task
 _SECONDS: Final = 2.0  # between two looks at a cluster
 _AGAIN: Final = 3  # times that a task is submitted again after its parts were lost
 Progress: TypeAlias = Callable[[Done | None], None]
@@ -187,10 +188,13 @@ class _Dask:
         self.waiting[future] = index
 
     def _scattered(self, key: PartKey) -> Any:
+        """Return a part as a future; as itself, if one task reads it, with which it is sent."""
         found = self.parts.get(key)
         if found is None or found.status in ("lost", "cancelled", "error"):
-            part = encoded(self.job.part(key))
-            found = self.client.scatter(part, hash=False, broadcast=not key[1])
+            part = self.job.part(key)
+            if found is None and self.readers[key] == 1 and part.nbytes <= _SENT_BYTES:
+                return encoded(part)
+            found = self.client.scatter(encoded(part), hash=False, broadcast=not key[1])
             self.parts[key] = found
         return found
 
@@ -204,7 +208,7 @@ class _Dask:
             for key in self.job.keys(index):
                 self.readers[key] -= 1
                 if not self.readers[key]:
-                    del self.parts[key]
+                    self.parts.pop(key, None)
             self.progress(done)
         for future in lost:
             index = self.waiting.pop(future)

@@ -52,13 +52,15 @@ class Job:
 
     def _open(self, out: Sequence[Any]) -> None:
         """Open the caller's places for results."""
-        for place, array in zip(self.split.direct, out, strict=bool(out)):
+        rows = zip(self.split.direct, self.split.returned, out, strict=bool(out))
+        for place, form, array in rows:
             if array is None:
                 continue
-            if place is None:
-                continue  # written by `finish`
-            j, i = place
-            self.sinks[place] = Sink(array, self.split.joins[j].forms[i])
+            if not isinstance(form, Tensor):
+                raise LowtideError("out: the function returns something else than tensors")
+            sink = Sink(array, form)
+            if place is not None:  # else it is written by `finish`
+                self.sinks[place] = sink
 
     # -- what is already there --
 

@@ -42,6 +42,7 @@ from lowtide.scale.engines import (
 from lowtide.scale.gradients import run_with_gradients, wanted
 from lowtide.scale.job import Job, places_of
 from lowtide.scale.task import Done
+from lowtide.torch_private import torch_state
 
 Tensor = torch.Tensor
 _TASKS: Final = 4  # for each worker
@@ -132,8 +133,10 @@ class Call:
             if source is not None:
                 self.sources[k] = source
             self.values.append(v if source is None else source.like)
-        why = ineligible(self.values) or (
-            driver.demands.unmet(self.values) if driver.demands is not None else ""
+        why = (
+            torch_state.reason()
+            or ineligible(self.values)
+            or (driver.demands.unmet(self.values) if driver.demands is not None else "")
         )
         if why or any(isinstance(v, torch.nn.Module) for v in self.values):
             raise LowtideError(f"{self.name}() is not computed in chunks: {why or 'uses a module'}")

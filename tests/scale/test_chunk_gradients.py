@@ -32,11 +32,10 @@ def gradients(call: Callable[..., Any], *given: Tensor) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("f", [chamfer, scores])
-@pytest.mark.parametrize("tasks", [1, 6])
-def test_gradients_are_those_of_the_plain_call(f: Callable[..., Any], tasks: int) -> None:
+def test_gradients_are_those_of_the_plain_call(f: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     a, b = torch.rand(90, 3, dtype=torch.float64), torch.rand(70, 3, dtype=torch.float64)
-    call = lambda x, y: lt.map_chunks(f, x, y, budget="10MB", tasks=tasks)  # noqa: E731
+    call = lambda x, y: lt.map_chunks(f, x, y, budget="10MB", tasks=6)  # noqa: E731
     torch.testing.assert_close(gradients(call, a, b), gradients(f, a, b))
 
 
@@ -65,7 +64,7 @@ def test_places_for_results_have_no_graph() -> None:
     a = torch.rand(9, 3, requires_grad=True)
     with pytest.raises(lt.LowtideError, match="no_grad"):
         lt.map_chunks(scores, a, a, budget="1MB", out=(None, None, None, torch.empty(9, 9)))
-    out = torch.empty(9, 9)
+    values = torch.empty(9)
     with torch.no_grad():
-        lt.map_chunks(lambda x: x @ x.T, a, budget="1MB", out=out)
-    torch.testing.assert_close(out, (a @ a.T).detach())
+        found = lt.map_chunks(scores, a, a, budget="1MB", out=(values, None, None, None))
+    torch.testing.assert_close(found, tuple(x.detach() for x in scores(a, a)))
