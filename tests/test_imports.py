@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tools.interpreted": API | {"tools"},
     "tools.archive_commands": API | {"deploy"},
     "tools.export_command": API | {"c_library", "deploy", "tools"},
+    "tools.pytest_plugin": BASE | {"", "memory", "budget"},
     "cli": RUNTIME | {"tools"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},

@@ -46,7 +46,7 @@ class PlannedDriver(Driver, Generic[Found]):
 
     def _plan_of(self, args: Sequence[Any]) -> Found:
         """Return the plan for these arguments, an earlier one if there is one."""
-        key = _key(args, self._reads_floats), _sharing(args) if self._writes else ()
+        key = call_key(args, self._reads_floats), _sharing(args) if self._writes else ()
         found = self._plans.get(key)
         if found is None:
             with self._searching, without_saved_hooks():
@@ -57,7 +57,9 @@ class PlannedDriver(Driver, Generic[Found]):
         return found
 
 
-def _key(args: Sequence[Any], reads_floats: bool) -> Any:
+def call_key(args: Sequence[Any], reads_floats: bool) -> Any:
+    """Return a key that is equal for calls with the same plan. `reads_floats`: the plan depends on
+    floats among the arguments."""
     # On GPUs the kernels of a backward pass depend on it.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     forms = tuple(float if type(x) is float and not reads_floats else _form(x) for x in args)
