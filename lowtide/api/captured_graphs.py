@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, cast
 
 import torch
 
-from lowtide import config
+from lowtide import config, html
 from lowtide.api.explain import Explanation
 from lowtide.budget.memory import MemoryPlan
 from lowtide.diagnostics.warned import warn
@@ -61,6 +61,13 @@ class Explanations(tuple["Explanation | Graph", ...]):
     def __str__(self) -> str:
         lines = [*map(str, self), *(f"note: {note}" for note in self.memory.notes if not self)]
         return "\n\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        shown = (
+            g.html_parts() if isinstance(g, Explanation) else [html.line(str(g))] for g in self
+        )
+        notes = [html.line(f"note: {note}", "faint") for note in self.memory.notes if not self]
+        return html.page(*(part for parts in shown for part in parts), *notes)
 
     @property
     def graphs(self) -> tuple[Explanation, ...]:

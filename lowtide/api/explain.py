@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from lowtide import html
 from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.budget.memory import MemoryPlan, plan_memory
@@ -119,12 +120,15 @@ class Explanation:
         """The predicted peak in bytes."""
         return self.memory.peak_bytes
 
-    def __str__(self) -> str:
+    def _title(self) -> str:
         kernels, left = len(self.kernels), len(self.torch_ops)
-        lines = [
+        return (
             f"{self.name}: {kernels} kernel{'s' * (kernels != 1)}, "
-            f"{left} op{'s' * (left != 1)} left to PyTorch, peak {self.peak_bytes:,} bytes"
-        ]
+            f"{left} op{'s' * (left != 1)} left to PyTorch"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self._title()}, peak {self.peak_bytes:,} bytes"]
         if self.plain:
             lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
         for r in self.compiled_again:
@@ -134,6 +138,22 @@ class Explanation:
         lines.append(f"peak {self.peak_bytes:,} bytes = {self.memory.formula}")
         lines.extend(f"note: {n}" for n in self.notes)
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html.page(*self.html_parts())
+
+    def html_parts(self) -> list[str]:
+        """Return the explanation as HTML, without the style: a card for each kernel and each op
+        left to PyTorch, then the memory plan, which has the notes."""
+        facts = (f"compiled again at {r.loc}: {f}" for r in self.compiled_again for f in r.facts)
+        plain = f"a call with these arguments runs as plain Python: {self.plain}"
+        return [
+            html.heading(self._title()),
+            *([html.line(plain, "bad")] if self.plain else []),
+            *(html.line(fact, "faint") for fact in facts),
+            *(card for step in folded(self.steps) for card in _step_html(step)),
+            *self.memory.html_parts(),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as for JSON."""
@@ -263,7 +283,31 @@ def _step_text(step: object) -> list[str]:
     return lines if step.backward is None else [*lines, *_backward_text(step.backward)]
 
 
-def _backward_text(b: BackwardLine) -> list[str]:
+def _step_html(step: object) -> list[str]:
+    if isinstance(step, TorchLine):
+        head = f"<b>PyTorch</b> {html.code(step.op)} {html.code(step.loc)}"
+        return [html.card(head, html.line(step.reason, "faint"), kind="left")]
+    if isinstance(step, Repeat):
+        often = f"{step.most:,}" if step.least == step.most else f"{step.least:,} to {step.most:,}"
+        inner = (one for part in step.part for one in _step_html(part))
+        return [html.card(html.line(f"{often} times, one after another"), *inner)]
+    assert isinstance(step, RegionLine)
+    cards = [_kernel_html(k) for k in step.kernels]
+    if step.backward is not None:
+        said = (html.line(text.strip()) for text in _backward_lines(step.backward))
+        cards.append(html.card(*said, *map(_kernel_html, step.backward.kernels)))
+    return cards
+
+
+def _kernel_html(k: KernelLine) -> str:
+    head = f"<b>kernel {html.text(k.name)}</b> → {html.code(', '.join(k.outputs))}"
+    rows = [[html.code(op), html.code(loc)] for op, loc in k.ops]
+    note = [html.line(k.note, "faint")] if k.note else []
+    return html.card(head, *note, *([html.table(("op", "line"), rows, ())] if rows else []))
+
+
+def _backward_lines(b: BackwardLine) -> list[str]:
+    """Return the lines of a backward pass that come before its kernels."""
     lines = [f"  backward: {len(b.kernels)} kernels, peak {b.peak_bytes:,} bytes"]
     if b.at_once:
         lines = ["  backward: found together with the output, for it is a single value"]
@@ -271,7 +315,11 @@ def _backward_text(b: BackwardLine) -> list[str]:
         lines[0] += f", {b.scatters} scatters by PyTorch"
     if b.adds:
         lines[0] += f", {b.adds} scatters added by kernels"
-    lines += [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
+    return lines + [f"    saved {s.nbytes:,} bytes = {s.formula}   {s.op} {s.loc}" for s in b.saved]
+
+
+def _backward_text(b: BackwardLine) -> list[str]:
+    lines = _backward_lines(b)
     for k in b.kernels:
         lines.append(f"    {k.name} -> {', '.join(k.outputs)}  {k.note}".rstrip())
         lines.extend(f"      {op:<18} {loc}" for op, loc in k.ops if loc)

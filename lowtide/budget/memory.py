@@ -15,11 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowtide import html
 from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep, TorchStep
 from lowtide.errors import UNKNOWN_LOC, Loc
 from lowtide.memory.ledger import Entry, Ledger
 from lowtide.memory.plan import LiveAllocation
+from lowtide.tables import format_bytes
 
 _NUMBERS = re.compile(r"(?<!\w)\(([-+*/% \d]+)\)")  # a bracket without symbols
 _LEAST_SIZE = 33  # smaller ones are constants of a signature
@@ -63,6 +65,40 @@ class MemoryPlan:
         lines += [str(b) for b in self.buffers]
         lines += [f"note: {n}" for n in self.notes]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html.page(*self.html_parts())
+
+    def html_parts(self) -> list[str]:
+        """Return the plan as HTML, without the style: the peak, and a bar of what is alive then,
+        by source line."""
+        places = self._by_place()
+        bars = [(place, sum(b.nbytes for b in held)) for place, held in places.items()]
+        rows = [
+            [
+                html.key(k) + html.code(place),
+                html.size(nbytes),
+                html.text(", ".join(dict.fromkeys(f"{b.kind} {b.name}" for b in places[place]))),
+            ]
+            for k, (place, nbytes) in enumerate(bars)
+        ]
+        sizes = ", ".join(f"{symbol} = {name}" for symbol, name in self.sizes.items())
+        return [
+            html.heading(f"peak {format_bytes(self.peak_bytes)} ({self.peak_bytes:,} bytes)"),
+            html.line(f"{self.formula}{f', with {sizes}' if sizes else ''}", "faint"),
+            *([html.line(f"Such a call fails: {self.fails}", "bad")] if self.fails else []),
+            *([html.bar(bars)] if bars else []),
+            *([html.table(("line", "alive at the peak", "values"), rows, {1})] if rows else []),
+            *(html.line(f"note: {note}", "faint") for note in self.notes),
+        ]
+
+    def _by_place(self) -> dict[str, list[Buffer]]:
+        """Return the buffers of each source line, the line with the most bytes first."""
+        found: dict[str, list[Buffer]] = {}
+        for b in self.buffers:
+            place = str(b.loc) if b.loc.line else "no source line"
+            found.setdefault(place, []).append(b)
+        return dict(sorted(found.items(), key=lambda row: -sum(b.nbytes for b in row[1])))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as for JSON."""

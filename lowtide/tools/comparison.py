@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from lowtide import html
 from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import (
@@ -37,6 +38,7 @@ from lowtide.tools.difference import Difference, difference
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
+_HEADERS = ("name", "min", "median", "peak", "first call", "max abs diff", "agrees")
 _AGREES = {None: "-", True: "yes", False: "NO"}
 
 
@@ -80,10 +82,17 @@ class Comparison:
         return {"rows": [dataclasses.asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
-        headers = ["name", "min", "median", "peak", "first call", "max abs diff", "agrees"]
-        return plain_table(headers, [_cells(row) for row in self.rows])
+        return plain_table(_HEADERS, [_cells(row) for row in self.rows])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html.page(self.html_table())
+
+    def html_table(self) -> str:
+        """Return the rows as an HTML table, without the style."""
+        rows = [[html.text(cell) for cell in _cells(row)] for row in self.rows]
+        return html.table(_HEADERS, rows, range(1, 6))
 
 
 def compare(

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from lowtide import html
 from lowtide.errors import CompileError
 from lowtide.memory.available import available_bytes
 from lowtide.tables import format_bytes
@@ -76,8 +77,15 @@ class Trial:
             "errors": self.errors,
         }
 
+    def _repr_html_(self) -> str:
+        said = map(html.line, filter(None, "\n".join(self._remarks()).splitlines()))
+        return html.page(html.heading(self.target), self.comparison.html_table(), *said)
+
     def __str__(self) -> str:
-        parts = [str(self.comparison), "", self._verdict()]
+        return "\n".join([str(self.comparison), "", *self._remarks()])
+
+    def _remarks(self) -> list[str]:
+        parts = [self._verdict()]
         if self.predicted_bytes is not None:
             parts.append(f"Peak predicted before the call: {format_bytes(self.predicted_bytes)}.")
         if self.refused:
@@ -87,7 +95,7 @@ class Trial:
             parts += ["", f"Left to PyTorch ({count} op{'s' * (count != 1)}):"]
             parts += [f"  {line}" for line in self.left[:_MOST_LEFT]]
             parts += ["  …"] if count > _MOST_LEFT else []
-        return "\n".join(parts)
+        return parts
 
     def _verdict(self) -> str:
         eager, ours = self.comparison["eager"], self.comparison["lowtide"]

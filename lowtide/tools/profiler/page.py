@@ -1,6 +1,6 @@
-"""Writes a profile as one HTML page: a template with its style, its script and the data as JSON.
+"""A profile as one HTML page: a template with its style, its script and the data as JSON.
 
-In: a timeline, rows, and what is live at the peak. Out: a file that loads no other file. The curve
+In: a timeline, rows, and what is live at the peak. Out: a text that loads no file. The curve
 is thinned to 20,000 points, which keep its minima and maxima.
 """
 
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib import resources
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from lowtide.tools.profiler.records import Allocation, Operator
@@ -23,14 +21,13 @@ _MOST_LIVE = 1000  # rows of the table
 _REPORT = "lowtide.memory.report"
 
 
-def write_page(
+def page_text(
     timeline: Timeline,
     rows: Sequence[Row],
     holders: dict[int, tuple[str, ...]],
     remarks: Sequence[str],
-    path: str | PathLike[str],
-) -> None:
-    """Write the page to `path`. `holders`: texts on what holds an allocation, by its `born`."""
+) -> str:
+    """Return the page. `holders`: texts on what holds an allocation, by its `born`."""
     numbers = {(row.op, row.phase, row.source, row.module): i for i, row in enumerate(rows)}
     data = {
         "main_device": timeline.main_device(),
@@ -57,7 +54,7 @@ def write_page(
     }
     for name, part in parts.items():
         page = page.replace("{{" + name + "}}", part)
-    Path(path).write_text(page, encoding="utf-8")
+    return page
 
 
 def _device(

@@ -16,9 +16,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from lowtide import html
 from lowtide.errors import LowtideError
 from lowtide.memory.measure import quiet_gc
 from lowtide.tables import format_bytes
@@ -248,12 +250,19 @@ class Profile:
 
     def html(self, path: str | PathLike[str]) -> None:
         """Write one HTML page: memory over time, and tables that can be sorted."""
-        from lowtide.tools.profiler.page import write_page
+        Path(path).write_text(self._page(), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, in which its script runs apart from the notebook."""
+        return html.frame(self._page(), height=760)
+
+    def _page(self) -> str:
+        from lowtide.tools.profiler.page import page_text
 
         timeline = self._read()
         curves = timeline.curves.items()
         live = [a for name, curve in curves for a in timeline.live_at(curve.peak_order, name)]
-        write_page(timeline, self.rows(), self._holders(live), self.remarks, path)
+        return page_text(timeline, self.rows(), self._holders(live), self.remarks)
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write JSON for chrome://tracing or ui.perfetto.dev: operators, and live bytes."""
