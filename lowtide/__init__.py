@@ -173,6 +173,13 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Give IPython's shell the magics of `tools/magics`: `%load_ext lowtide`."""
+    from lowtide.tools.magics import register
+
+    register(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

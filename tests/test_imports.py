@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 HEAVY = (
     "torch._dynamo", "torch._inductor", "triton", "sympy", "pandas", "matplotlib", "rich", "typer",
-    "jax", "pytest", "dask", "distributed", "zarr", "h5py", "cubed", "joblib",
+    "jax", "pytest", "dask", "distributed", "zarr", "h5py", "cubed", "joblib", "IPython",
 )  # fmt: skip
 
 

@@ -62,6 +62,8 @@ class Explanations(tuple["Explanation | Graph", ...]):
         lines = [*map(str, self), *(f"note: {note}" for note in self.memory.notes if not self)]
         return "\n\n".join(lines)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         shown = (
             g.html_parts() if isinstance(g, Explanation) else [html.line(str(g))] for g in self

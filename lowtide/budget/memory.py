@@ -66,6 +66,8 @@ class MemoryPlan:
         lines += [f"note: {n}" for n in self.notes]
         return "\n".join(lines)
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return html.page(*self.html_parts())
 

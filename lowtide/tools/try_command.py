@@ -84,6 +84,8 @@ class Trial:
     def __str__(self) -> str:
         return "\n".join([str(self.comparison), "", *self._remarks()])
 
+    __repr__ = __str__
+
     def _remarks(self) -> list[str]:
         parts = [self._verdict()]
         if self.predicted_bytes is not None:

@@ -252,6 +252,10 @@ class Profile:
         """Write one HTML page: memory over time, and tables that can be sorted."""
         Path(path).write_text(self._page(), encoding="utf-8")
 
+    def _repr_pretty_(self, printer: Any, _is_cycle: bool) -> None:
+        """Show the table in a terminal of IPython; `repr()` must not end a running profile."""
+        printer.text(str(self))
+
     def _repr_html_(self) -> str:
         """Return the page in a frame, in which its script runs apart from the notebook."""
         return html.frame(self._page(), height=760)
