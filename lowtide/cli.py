@@ -1,6 +1,6 @@
 """The command line: reads arguments and calls; everything else is imported when it is needed.
 
-    lowtide demo --quick          lowtide doctor            lowtide cache stats
+    lowtide demo --quick          lowtide doctor            lowtide cache --json
     lowtide try pkg.mod:fn --shape 1000x4,500x4
     lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
@@ -26,8 +26,18 @@ from typing import Any
 
 from lowtide.errors import LowtideError
 
-# Findings of the doctor without which nothing compiles; all others only cost speed.
-_REQUIRED = ("torch", "compiler", "kernel")
+_DESCRIPTION = """\
+A memory-first JIT compiler for PyTorch code.
+
+your own code:
+  lowtide try pkg.mod:fn --shape 1000x4,500x4      eager against Lowtide: time, peak, results
+  lowtide memory pkg.mod:Net --shape 32x3x224x224  the predicted peak, nothing is run
+  lowtide profile train.py --epochs 1              which lines of a script allocate what
+
+a first look:
+  lowtide doctor                                   is the machine ready?
+  lowtide demo --quick                             three programs, in a minute or two
+"""
 
 
 def app(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +58,9 @@ def app(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="lowtide", description="A memory-first JIT compiler for PyTorch code."
+        prog="lowtide",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--version", action=_VersionAction, help="print the version of Lowtide and of torch"
@@ -69,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
     cache = commands.add_parser("cache", help="the compiled kernels on disk")
     cache.add_argument("action", nargs="?", choices=["stats", "clear", "path"], default="stats")
+    cache.add_argument("--json", action="store_true", help="print the answer as JSON")
     cache.set_defaults(run=_cache)
 
     tried = commands.add_parser(
@@ -182,26 +195,28 @@ def _demo(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     import dataclasses
 
-    from lowtide.tools.doctor import render, run_checks
+    from lowtide.tools.doctor import missing, render, run_checks
 
     checks = run_checks()
     if options.json:
         print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
     else:
         print(render(checks))
-    return 0 if all(check.ok for check in checks if check.name in _REQUIRED) else 1
+    return 0 if missing(checks) is None else 1
 
 
 def _cache(options: argparse.Namespace) -> int:
     from lowtide.runtime import cache
     from lowtide.tables import format_bytes
 
-    if options.action == "path":
-        print(cache.path())
-        return 0
-    size = cache.clear() if options.action == "clear" else cache.size()
-    verb = "removed " if options.action == "clear" else ""
-    print(f"{verb}{size.entries} kernels, {format_bytes(size.entry_bytes)}, in {cache.path()}")
+    answer: dict[str, Any] = {"path": str(cache.path())}
+    text = answer["path"]
+    if options.action != "path":
+        size = cache.clear() if options.action == "clear" else cache.size()
+        verb = "removed " if options.action == "clear" else ""
+        answer |= {"action": options.action, "kernels": size.entries, "bytes": size.entry_bytes}
+        text = f"{verb}{size.entries} kernels, {format_bytes(size.entry_bytes)}, in {text}"
+    print(json.dumps(answer, indent=2) if options.json else text)
     return 0
 
 

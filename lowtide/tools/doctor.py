@@ -5,6 +5,8 @@ products, and what torch.compile needs for comparisons.
 
     print(render(run_checks()))
     ok    compiler       gcc 12.2.0, /usr/bin/gcc
+    …
+    ready
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from lowtide.runtime.doctor import Check
 from lowtide.tables import format_bytes
 from lowtide.tools.machine import this_machine
 
+# Without these nothing compiles, in this order; all others only cost speed.
+_REQUIRED = ("torch", "compiler", "kernel")
+
 
 def run_checks() -> list[Check]:
     """Return all checks, in the order in which they should be read."""
@@ -27,7 +32,8 @@ def run_checks() -> list[Check]:
 
 
 def render(checks: list[Check]) -> str:
-    """Return the checks as text: one line each, with further lines and remedies indented."""
+    """Return the checks as text: one line each, with further lines and remedies indented. The last
+    line says that the machine is ready, or the one thing to do."""
     width = max(len(check.name) for check in checks)
     indent = " " * (width + 8)
     lines: list[str] = []
@@ -38,7 +44,23 @@ def render(checks: list[Check]) -> str:
         lines += [f"{indent}{line}" for line in more]
         if check.remedy:
             lines.append(f"{indent}→ {check.remedy}")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _verdict(checks)])
+
+
+def missing(checks: list[Check]) -> Check | None:
+    """Return the first check that failed and without which nothing compiles; None if the machine is
+    ready."""
+    by_name = {check.name: check for check in checks}
+    found = (by_name[name] for name in _REQUIRED if name in by_name)
+    return next((check for check in found if not check.ok), None)
+
+
+def _verdict(checks: list[Check]) -> str:
+    cause = missing(checks)
+    if cause is None:
+        return "ready"
+    first, *_ = (cause.remedy or cause.detail).splitlines() or [""]
+    return f"not ready, {cause.name}: {first}"
 
 
 def _machine() -> Check:

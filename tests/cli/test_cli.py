@@ -57,7 +57,8 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "doctor" in done.stdout
+    assert 0 < done.stdout.index("lowtide try pkg.mod:fn") < done.stdout.index("options:")
+    assert max(map(len, done.stdout.splitlines())) <= 100
 
 
 def test_doctor(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +66,7 @@ def test_doctor(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for name in ("machine", "torch", "compiler", "kernel", "cache folder"):
         assert f"  {name} " in out
+    assert out.endswith("\n\nready\n")
     assert app(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {"name", "ok", "detail", "remedy"} <= set(findings[0])
@@ -78,6 +80,9 @@ def test_doctor_without_a_compiler_says_what_to_install(
     out = capsys.readouterr().out
     assert "no-such-compiler" in out
     assert "→" in out
+    *_, last = out.splitlines()
+    assert last.startswith("not ready, compiler: ")
+    assert f"→ {last.removeprefix('not ready, compiler: ')}" in out
 
 
 def test_cache(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +93,12 @@ def test_cache(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("1 kernels, ")
     assert app(["cache", "path"]) == 0
     assert Path(capsys.readouterr().out.strip()).is_relative_to(own_cache)
+    assert app(["cache", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kernels"] == 1
+    assert found["bytes"] > 0
+    assert app(["cache", "path", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": found["path"]}
     assert app(["cache", "clear"]) == 0
     assert capsys.readouterr().out.startswith("removed 1 kernels")
     assert app(["cache", "stats"]) == 0
