@@ -200,3 +200,10 @@ def loaded_by_torch() -> set[str]:
 def test_import_loads_nothing_heavy(code: str, loaded_by_torch: set[str]) -> None:
     loaded = loaded_after(f"import torch; {code}") - loaded_by_torch
     assert sorted(name for name in loaded if is_within(name, set(HEAVY))) == []
+
+
+def test_import_alone_loads_only_the_list_of_names() -> None:
+    loaded = loaded_after("import lowtide")
+    own = {name for name in loaded if is_within(name, {"lowtide"})}
+    assert own == {"lowtide", "lowtide.api", "lowtide.api.names", "lowtide.version"}
+    assert "torch" not in loaded
