@@ -231,9 +231,10 @@ def _twice(x: torch.Tensor, n: int = 2) -> torch.Tensor:
     return x * n
 
 
-def test_other_compiled_modules_are_not_pickled() -> None:
-    with pytest.raises(TypeError, match=r"lt\.save"):
-        pickle.dumps(lt.script(nn.Linear(2, 2)))
+def test_other_compiled_modules_are_pickled_too() -> None:
+    compiled = lt.script(nn.Linear(2, 2))
+    x = torch.rand(3, 2)
+    assert torch.equal(pickle.loads(pickle.dumps(compiled))(x), compiled(x))
 
 
 def test_where_it_is_loaded_from(tmp_path: Path) -> None:
