@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "try", help="eager PyTorch against Lowtide on your own function: time, peak, results"
     )
     _add_target(tried)
-    tried.add_argument("--backward", action="store_true", help="a step of training, sums as loss")
+    tried.add_argument("--backward", action="store_true", help="of a training step: gradients, too")
     tried.set_defaults(run=_try)
 
     explain = commands.add_parser(

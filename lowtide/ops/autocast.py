@@ -38,9 +38,11 @@ _POOLS: Final = " ".join(
 # What kernels do only where PyTorch is not there.
 _LIBRARY: Final = (
     "conv_transpose1d conv_transpose2d conv_transpose3d interpolate pixel_shuffle pixel_unshuffle "
-    f"multi_head_attention lstm gru rnn_tanh rnn_relu cumsum cumprod {_POOLS}"
+    f"lstm gru rnn_tanh rnn_relu cumsum cumprod {_POOLS}"
 )
-_LEFT: Final = f"inner tensordot binary_cross_entropy weight_norm {_CELLS} {_LIBRARY}"
+_LEFT: Final = (
+    f"inner tensordot binary_cross_entropy weight_norm multi_head_attention {_CELLS} {_LIBRARY}"
+)
 
 # By device: what runs in the lower dtype, …
 LOWER: Final[Mapping[str, frozenset[str]]] = {

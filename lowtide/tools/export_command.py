@@ -13,7 +13,14 @@ import torch
 
 from lowtide.c_library.export import Export, export_c
 from lowtide.deploy.load import load
-from lowtide.tools.explain_command import ArgumentFault, filled, make_arguments, resolve, scripted
+from lowtide.tools.explain_command import (
+    ArgumentFault,
+    check_call,
+    filled,
+    make_arguments,
+    resolve,
+    scripted,
+)
 
 
 def export(
@@ -25,8 +32,10 @@ def export(
         raise ArgumentFault(f"{target!r} is no file, and no name such as pkg.mod:fn")
     if compiled is None:
         compiled = scripted(target, resolve(target))
+    like = make_arguments(shapes, dtypes)
+    check_call(target, compiled, like)
     torch.manual_seed(0)
-    args = tuple(map(filled, make_arguments(shapes, dtypes)))
+    args = tuple(map(filled, like))
     return export_c(compiled, directory, args, name=name, weights=weights)
 
 

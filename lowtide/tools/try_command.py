@@ -17,11 +17,12 @@ A call that would need more memory than the machine has fails with an error in i
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -127,7 +128,9 @@ def try_target(target: str, shapes: str, dtypes: str, backward: bool = False) ->
     import lowtide as lt
 
     found = resolve(target)
-    plain = getattr(found, "__wrapped__", found)
+    plain = inspect.unwrap(found) if hasattr(found, "explain") else found
+    if hasattr(plain, "explain"):
+        raise ArgumentFault(f"{target!r} is compiled already; name the module that it is made of")
     refused = ""
     try:
         compiled: Any = scripted(target, found)
@@ -139,15 +142,14 @@ def try_target(target: str, shapes: str, dtypes: str, backward: bool = False) ->
     torch.manual_seed(0)
     args = tuple(map(filled, like))
     called: dict[str, Callable[..., Any]] = {"eager": plain, "lowtide": compiled}
-    judged: Callable[..., Any] = plain
     if backward:
         _require_gradients(args)
         called = {name: _Step(f, plain) for name, f in called.items()}
-        judged = _Step(in_double(plain))
     with _within_memory(), torch.set_grad_enabled(backward):
         comparison = compare(called, args)
         off = None
         if comparison["lowtide"].agrees is False:
+            judged = _Step(in_double(plain)) if backward else plain
             off = errors(judged, args, {name: f(*args) for name, f in called.items()})
         predicted, left = _explained(compiled, args) if not refused else (None, ())
     return Trial(
@@ -161,9 +163,12 @@ def try_target(target: str, shapes: str, dtypes: str, backward: bool = False) ->
 
 
 def _explained(compiled: Any, args: Sequence[Any]) -> tuple[int | None, tuple[str, ...]]:
-    explanation = compiled.explain(*args)
-    lines = (f"{op.op} at {op.loc}: {op.reason}" for op in explanation.torch_ops)
-    return explanation.memory.peak_bytes, tuple(lines)
+    found = compiled.explain(*args)
+    several = cast("Sequence[Any]", found) if isinstance(found, tuple) else (found,)  # graphs
+    ops = (op for one in several for op in getattr(one, "torch_ops", ()))
+    lines = [f"{op.op} at {op.loc}: {op.reason}" for op in ops]
+    peak: int = cast("Any", found).memory.peak_bytes
+    return peak, tuple(lines)
 
 
 def _require_gradients(args: Sequence[torch.Tensor]) -> None:

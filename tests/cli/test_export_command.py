@@ -30,3 +30,5 @@ def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "no file" in capsys.readouterr().err
     assert app(["export", "torch:topk", out, "--shape", "40"]) in (1, 2)
     assert capsys.readouterr().err
+    assert app(["export", "lowtide.tools.programs:chamfer", out]) == 2
+    assert "--shape gives 0 tensors" in capsys.readouterr().err

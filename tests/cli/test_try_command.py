@@ -13,6 +13,8 @@ from lowtide.tools.try_command import Trial, try_target
 SOURCE = """\
 import torch
 
+import lowtide as lt
+
 
 def overlaps(a, b):
     low = torch.max(a[:, None, :2], b[:, :2])
@@ -46,6 +48,10 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         return self.linear(x).softmax(-1)
+
+
+captured = lt.compile(overlaps)
+scripted = lt.script(Net())
 """
 
 
@@ -102,6 +108,16 @@ def test_what_script_refuses_is_compiled_by_graph_capture() -> None:
     assert "lt.compile ran instead" in str(found)
 
 
+def test_a_function_that_is_compiled_already() -> None:
+    found = tried("captured", "3000x4,50x4")
+    eager, ours = found.comparison.rows
+    assert found.works
+    assert found.predicted_bytes is not None
+    assert ours.peak_bytes is not None
+    assert eager.peak_bytes is not None
+    assert ours.peak_bytes < eager.peak_bytes / 4
+
+
 def test_what_does_not_fit_fails_in_its_row() -> None:
     found = tried("overlaps", "3000000x4,3000000x4")
     assert [row.error[:13] for row in found.comparison.rows] == ["out of memory"] * 2
@@ -112,6 +128,7 @@ def test_what_does_not_fit_fails_in_its_row() -> None:
     ("target", "more", "said"),
     [
         ("tried_module:overlap", [], "did you mean 'overlaps'?"),
+        ("tried_module:scripted", ["--shape", "8x16"], "is compiled already"),
         ("tried_modul:overlaps", [], "did you mean 'tried_module'?"),
         ("tried_module:overlaps", [], "takes (a, b); --shape gives 0 tensors"),
         ("tried_module:overlaps", ["--shape", "9999999999999x4,1x4"], "no memory for an argument"),
