@@ -14,7 +14,6 @@ process goes on with the next one.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -24,8 +23,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from lowtide.runtime import toolchain
@@ -120,10 +121,15 @@ def _ran(args: argparse.Namespace, instructions: str, sanitizer: str) -> Iterato
         end = args.seed + args.programs
         batches = [range(s, min(s + _BATCH, end)) for s in range(args.seed, end, _BATCH)]
         files = [] if args.no_tests else _files(args.tests or _CORPORA)
-        for found in itertools.chain(
-            (_of_programs(seeds, environment) for seeds in batches),
-            (of_tests(file, environment) for file in files),
-        ):
+        parts = [
+            *((f"programs from {s.start}", partial(_of_programs, s)) for s in batches),
+            *((file, partial(of_tests, file)) for file in files),
+        ]
+        for number, (name, part) in enumerate(parts, start=1):
+            begun = time.monotonic()
+            found = part(environment)
+            took = time.monotonic() - begun
+            print(f"{number} of {len(parts)}: {name}, {took:.0f} s", flush=True)
             for where, words in found:
                 yield Finding(instructions, sanitizer, where, words)
 
