@@ -19,7 +19,9 @@ from benchmarks.files import write_results
 from benchmarks.measure import Effort, ProgramResult, measure_program
 from benchmarks.overhead import import_time_ms, launch_overhead
 from benchmarks.report import (
+    MEASURED,
     PROGRAMS_BLOCK,
+    README,
     full_table,
     how_lines,
     overhead_lines,
@@ -65,7 +67,8 @@ def main() -> int:
     kind = "quick" if effort.is_quick else ""
     print(f"\nwritten: {write_results(machine, report, kind, options.output)}")
     if options.update_readme:
-        update_page(f"{table}\n\n{footer}", PROGRAMS_BLOCK)
+        for path in (README, MEASURED):
+            update_page(f"{table}\n\n{footer}", PROGRAMS_BLOCK, path)
     ours = [found for result in results for found in result.variants if found.name == "lowtide"]
     return 1 if any(found.agrees is False for found in ours) else 0
 

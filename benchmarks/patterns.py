@@ -2,6 +2,7 @@
 
     python -m benchmarks.patterns                     all; writes results and docs/patterns.md
     python -m benchmarks.patterns "k nearest" histc   two of them, printed only
+    python -m benchmarks.patterns --page              the page anew, of the latest results
 
 In: the programs of `benchmarks/pattern_zoo`. Out: for each, by each way, the bytes that a call
 holds at its peak beyond inputs, results and gradients, the least milliseconds of a call, and the
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +25,11 @@ import torch
 
 import lowtide as lt
 from benchmarks import pattern_zoo
-from benchmarks.files import write_results
+from benchmarks.files import RESULTS, write_results
 from benchmarks.pattern_zoo import PATTERNS, Pattern
+from benchmarks.picture import ASSETS, THEMES, dots
 from lowtide.memory.measure import measure_peak
-from lowtide.tools.machine import this_machine
+from lowtide.tools.machine import Machine, this_machine
 from lowtide.torch_private.pytree import tensors_in
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "patterns.md"
@@ -111,44 +115,91 @@ def line(name: str, row: Row) -> str:
 
 
 def page(machine: str, rows: dict[str, Row]) -> str:
-    """The text of docs/patterns.md: a table, then the programs."""
-    table = [
-        "| program | after | eager | torch.compile | Lowtide | first call |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
-    for pattern in PATTERNS:
-        row = rows.get(pattern.name)
-        if row is None:
-            continue
-        cells = [
-            f"{row[way]['held_mb']:.1f} MB, {row[way]['ms']:.1f} ms" if way in row else "-"
-            for way in WAYS
-        ]
-        cells.append(f"{row[LOWTIDE]['first_s']:.1f} s")
-        kind = ", training" if pattern.is_training else ""
-        table.append(f"| {pattern.name}{kind} | {pattern.source} | {' | '.join(cells)} |")
+    """The text of docs/patterns.md: a picture, a table, then the programs with their figures."""
+    shown = {p.name: p for p in PATTERNS if p.name in rows}
+    table = [_HEADERS, "| --- | --- | ---: | ---: | ---: | ---: |"]
+    for name, pattern in shown.items():
+        link = f"[{title(pattern)}](#{anchor(pattern)})"
+        table.append(f"| {link} | {pattern.source} | {' | '.join(cells(rows[name]))} |")
     text = inspect.getsource(pattern_zoo)
     imports = "\n".join(k for k in text.splitlines() if k.startswith(("import ", "from torch")))
-    programs = "\n\n".join(
-        inspect.getsource(made)
-        for name, made in vars(pattern_zoo).items()
-        if inspect.isfunction(made) and made.__module__ == pattern_zoo.__name__ and name[0] != "_"
-    )
+    by_function = {pattern.call.__name__: pattern for pattern in shown.values()}
+    sections: list[str] = []
+    helpers: list[str] = []  # functions that the next programs call
+    for name, made in vars(pattern_zoo).items():
+        is_program = inspect.isfunction(made) and made.__module__ == pattern_zoo.__name__
+        if not is_program or name.startswith("_"):
+            continue
+        helpers.append(inspect.getsource(made).rstrip())
+        if pattern := by_function.get(name):
+            code = "\n\n\n".join(helpers)
+            said = "; ".join(
+                f"{way} {cell}"
+                for way, cell in zip(_WAY_NAMES, cells(rows[pattern.name]), strict=True)
+                if cell != "-"
+            )
+            sections.append(
+                f"## {title(pattern)}\n\nAfter: {pattern.source}.\n{said}.\n\n"
+                f"```python\n{code}\n```"
+            )
+            helpers = []
     return _PAGE.format(
-        machine=machine, table="\n".join(table), imports=imports, programs=programs.rstrip()
+        machine=machine, table="\n".join(table), imports=imports, programs="\n\n".join(sections)
     )
 
 
+def title(pattern: Pattern) -> str:
+    """The heading of a program."""
+    name = pattern.name[0].upper() + pattern.name[1:]
+    return f"{name}, training" if pattern.is_training else name
+
+
+def anchor(pattern: Pattern) -> str:
+    """The heading's name in a link, as GitHub and the site make it."""
+    words = re.sub(r"[^a-z0-9 _-]", "", title(pattern).lower())
+    return words.replace(" ", "-")
+
+
+def cells(row: Row) -> list[str]:
+    """What each way takes, and the seconds of the first call."""
+    found = [
+        f"{row[way]['held_mb']:.1f} MB, {row[way]['ms']:.1f} ms" if way in row else "-"
+        for way in WAYS
+    ]
+    return [*found, f"{row[LOWTIDE]['first_s']:.1f} s"]
+
+
+def write_page(machine: str, rows: dict[str, Row]) -> None:
+    """Writes docs/patterns.md and its two pictures."""
+    PAGE.write_text(page(machine, rows), encoding="utf-8")
+    held = {
+        title(p): {_SHOWN[way]: row["held_mb"] for way, row in rows[p.name].items()}
+        for p in PATTERNS
+        if p.name in rows
+    }
+    for theme in THEMES:
+        picture = dots(held, [*_SHOWN.values()], theme)
+        (ASSETS / f"patterns-{theme.name}.svg").write_text(picture, encoding="utf-8")
+
+
+_HEADERS = "| program | after | eager | torch.compile | Lowtide | first call |"
+_SHOWN = {EAGER: "eager", INDUCTOR: "torch.compile", LOWTIDE: "Lowtide"}
+_WAY_NAMES = (*_SHOWN.values(), "its first call")
 _PAGE = """\
 # Programs of pairs
 
 Made by `python -m benchmarks.patterns`. Each program is plain PyTorch code after a public report,
 or after a kind of program; nothing in it is written for Lowtide. The tensor of pairs has 40 to
-60 MB. Sizes stand in [benchmarks/pattern_zoo.py](../benchmarks/pattern_zoo.py).
+60 MB. Sizes stand in `benchmarks/pattern_zoo.py`.
 
 The columns show what a call holds at its peak beyond inputs, results and gradients, and the least
 processor time of a call, with one thread. `Lowtide` is `lt.script`. A training program is measured
 with its backward pass.
+
+<picture>
+<source media="(prefers-color-scheme: dark)" srcset="assets/patterns-dark.svg">
+<img src="assets/patterns-light.svg" alt="What each program holds: eager, torch.compile, Lowtide">
+</picture>
 
 {machine}
 
@@ -158,12 +209,13 @@ Where Lowtide holds as much as PyTorch, an op in the program stores the pairs, s
 write at indices that are data.
 [memory.md](memory.md#no-tensor-of-pairs) says what is cut into chunks.
 
+The programs need these:
+
 ```python
 {imports}
-
+```
 
 {programs}
-```
 """
 
 
@@ -173,7 +225,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name")
     parser.add_argument("--no-inductor", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
     options = parser.parse_args()
+    if options.page:
+        latest = json.loads(max(RESULTS.glob("*-patterns.json")).read_text(encoding="utf-8"))
+        write_page(str(Machine(**latest["machine"])), latest["rows"])
+        return
     torch.set_num_threads(1)
     machine = this_machine("cpu")
     ways = [way for way in WAYS if way != INDUCTOR or not options.no_inductor]
@@ -189,7 +246,7 @@ def main() -> None:
         print(line(pattern.name, rows[pattern.name]), flush=True)
     if not options.names and not options.no_inductor:
         print(write_results(machine, {"rows": rows}, "patterns"))
-        PAGE.write_text(page(str(machine), rows), encoding="utf-8")
+        write_page(str(machine), rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import re
@@ -40,12 +41,14 @@ _FUZZ = ("-m", "tests.fuzz", "--optimize=-O2")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """`arguments` of Python; `needs`: programs that must be there, else the part is left out."""
+    """`arguments` of Python; `needs`: programs, `modules`: Python's, without which the part is left
+    out."""
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 PARTS = (
@@ -66,6 +69,11 @@ PARTS = (
         arguments=("-m", "tests.deploy.torchscript.fuzz_torchscript", "--files", "20000"),
     ),
     Part(name="packages", arguments=("-m", "tests.packages")),
+    Part(
+        name="notebooks",
+        arguments=("-m", "tests.docs.notebooks"),
+        modules=("nbclient", "ipykernel"),
+    ),
 )
 
 
@@ -87,6 +95,7 @@ def run(part: Part) -> Outcome:
     """Runs a part; what it prints is shown as it comes."""
     command = " ".join(["python", *part.arguments])
     missing = [name for name in part.needs if shutil.which(name) is None]
+    missing += [name for name in part.modules if importlib.util.find_spec(name) is None]
     if missing:
         note = f"left out: {', '.join(missing)} is not installed"
         return Outcome(

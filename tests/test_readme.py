@@ -39,7 +39,7 @@ def test_scripts_are_executable_and_parse() -> None:
 
 def test_dev_lists_its_commands_and_refuses_others() -> None:
     listed = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=True).stdout
-    for command in ("demo", "test", "bench", "fix", "setup"):
+    for command in ("demo", "test", "bench", "docs", "fix", "setup"):
         assert f"./dev {command}" in listed
     assert subprocess.run([ROOT / "dev", "nonsense"], capture_output=True).returncode == 2
 
@@ -59,7 +59,8 @@ def test_the_benchmark_markers_stand_once_each() -> None:
     from benchmarks.report import MEASURED, MODELS_BLOCK, PROGRAMS_BLOCK, block_marks
 
     for page, block in (
-        (README, PROGRAMS_BLOCK), (README, MODELS_BLOCK), (MEASURED, MODELS_BLOCK)
+        (README, PROGRAMS_BLOCK), (README, MODELS_BLOCK), (MEASURED, PROGRAMS_BLOCK),
+        (MEASURED, MODELS_BLOCK),
     ):  # fmt: skip
         text = page.read_text()
         begin, end = block_marks(block)

@@ -22,11 +22,17 @@ from lowtide.errors import CompileError
 from lowtide.frontend.trace.active import is_tracing
 
 Future: TypeAlias = torch.jit.Future  # pyright: ignore[reportMissingTypeArgument]
+"""torch.jit's own class; `lt.fork` returns one."""
 Error: TypeAlias = CompileError
+"""`lt.CompileError`."""
 RecursiveScriptModule: TypeAlias = ScriptModule
+"""`lt.ScriptModule`."""
 TopLevelTracedModule: TypeAlias = TracedModule
+"""`lt.TracedModule`."""
 ScriptWarning: TypeAlias = torch.jit.ScriptWarning  # pyright: ignore[reportPrivateImportUsage]
+"""torch.jit's own class, for `warnings.filterwarnings`; Lowtide does not warn with it."""
 TracingCheckError: TypeAlias = torch.jit.TracingCheckError  # pyright: ignore[reportPrivateImportUsage]
+"""torch.jit's own class, for `except`; Lowtide warns with `lt.TracerWarning` instead."""
 
 
 def script_if_tracing(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,6 +71,7 @@ def onednn_fusion_enabled() -> bool:
 
 
 strict_fusion = contextlib.nullcontext
+"""A context without effect: `explain()` says what was not fused."""
 
 
 def fuser(name: str) -> contextlib.AbstractContextManager[None]:

@@ -8,24 +8,31 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lowtide as lt
 from lowtide.frontend import reference
 from lowtide.frontend.torchscript.operators import operator
+from tests.docs import notebooks
 from tests.docs.blocks import run_page
+from tests.docs.site import dead_links
 from tests.quickly import compile_quickly
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+REFERENCE = sorted(DOCS.glob("api/*.md"))
+BOOKS = notebooks.pages()
+PAGES = [*sorted(DOCS.glob("*.md")), *REFERENCE, *BOOKS]
 NOTES = sorted(DOCS.glob("decisions/*.md"))
 NAMES = DOCS / "migrating-from-torch-jit.md"
 NEEDS = {"old-archives.md": "silero_vad"}  # a package, which CI has
+SITE = ROOT / "zensical.toml"
 NOT_YET = "(not yet)"
 
 
@@ -37,20 +44,34 @@ def fresh() -> BaseContext:
     return context
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_examples_run(path: Path, tmp_path: Path, fresh: BaseContext) -> None:
-    """In a process of its own: examples may leave things behind."""
+def _id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _groups() -> list[Any]:
+    """Pages that run in one process: the reference, whose examples are small; else each page.
+    The full tier runs the notebooks."""
+    alone = [p for p in PAGES if p not in REFERENCE]
+    found = [pytest.param([p], id=_id(p), marks=[pytest.mark.long] * (p in BOOKS)) for p in alone]
+    return [*found, pytest.param(REFERENCE, id="docs/api")]
+
+
+@pytest.mark.parametrize("pages", _groups())
+def test_examples_run(pages: list[Path], tmp_path: Path, fresh: BaseContext) -> None:
+    """In a process of their own: examples may leave things behind."""
+    path = pages[0]
     needed = NEEDS.get(path.name)
     if needed is not None and "CI" not in os.environ and importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed: pip install -e '.[dev]'")
     with ProcessPoolExecutor(1, mp_context=fresh) as pool:
-        pool.submit(_run, path, tmp_path).result()
+        pool.submit(_run, pages, tmp_path).result()
 
 
-def _run(path: Path, folder: Path) -> None:
+def _run(pages: list[Path], folder: Path) -> None:
     compile_quickly()
     os.chdir(folder)  # pages write files
-    run_page(path, folder)
+    for path in pages:
+        run_page(path, folder)
 
 
 def test_the_language_page_is_what_the_tables_say(request: pytest.FixtureRequest) -> None:
@@ -106,9 +127,34 @@ def test_names_that_are_not_there_yet_are_marked(request: pytest.FixtureRequest)
     assert text == _marked(text), "run pytest --update-golden tests/docs"
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [p.name for p in PAGES if f"(docs/{p.name})" not in readme] == []
+def test_every_page_is_on_the_site_and_in_its_index() -> None:
+    groups = tomllib.loads(SITE.read_text("utf-8"))["project"]["nav"]
+    listed = [page for group in groups for pages in group.values() for page in pages]
+    assert sorted(listed) == sorted(str(p.relative_to(DOCS)) for p in [*PAGES, *NOTES])
+    index = (DOCS / "index.md").read_text("utf-8")
+    pages = [str(p.relative_to(DOCS)) for p in PAGES if p.name != "index.md"]
+    assert [p for p in pages if f"({p})" not in index] == []
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    text = "\n".join(p.read_text("utf-8") for p in DOCS.glob("api/*.md"))
+    names = re.findall(r"^(?:::: |### .* \{ #)lowtide\.(\w+)(?: \})?$", text, re.MULTILINE)
+    assert sorted(names) == sorted(lt.__all__)
+
+
+@pytest.mark.parametrize("page", notebooks.pages(), ids=_id)
+def test_notebooks_are_their_pages(page: Path, request: pytest.FixtureRequest) -> None:
+    made, path = notebooks.notebook_text(page.read_text("utf-8")), page.with_suffix(".ipynb")
+    if request.config.getoption("--update-golden"):
+        path.write_text(made, encoding="utf-8")
+    assert path.read_text("utf-8") == made, "run python -m tests.docs.notebooks --write"
+
+
+def test_dead_links_of_a_site_are_found(tmp_path: Path) -> None:
+    text = '<h1 id="top"></h1><a href="b.html#x"></a><a href="#top"></a><img src="no.svg">'
+    (tmp_path / "a.html").write_text(text)
+    (tmp_path / "b.html").write_text('<a href="a.html#top">a</a><a href="https://pytorch.org">')
+    assert dead_links(tmp_path) == ["a.html: b.html#x", "a.html: no.svg"]
 
 
 @pytest.mark.parametrize("path", NOTES, ids=lambda path: path.stem)
@@ -116,7 +162,7 @@ def test_a_decision_fits_on_a_page(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= 60
 
 
-@pytest.mark.parametrize("path", [*PAGES, *NOTES, ROOT / "README.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *NOTES, ROOT / "README.md"], ids=_id)
 def test_links_lead_somewhere(path: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
         assert (path.parent / link).exists(), link
