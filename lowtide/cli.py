@@ -1,8 +1,9 @@
 """The command line: reads arguments and calls; everything else is imported when it is needed.
 
     lowtide demo --quick          lowtide doctor            lowtide cache --json
+    lowtide completion bash
     lowtide try pkg.mod:fn --shape 1000x4,500x4
-    lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32
+    lowtide explain pkg.mod:fn --shape 1000x4,500x4 --dtype float32 --html out.html
     lowtide memory pkg.mod:fn --shape 1000x4,500x4 --backward
     lowtide reduce pkg.mod:fn --shape 1000x4,500x4
     lowtide inspect old.pt --code     lowtide convert old.pt new.lt
@@ -95,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         "explain", help="how a function or module is compiled for given shapes"
     )
     _add_target(explain)
+    explain.add_argument(
+        "--html", metavar="FILE", default="", help="write each stage of the compilation as a page"
+    )
     explain.set_defaults(run=_explain)
 
     memory = commands.add_parser("memory", help="the predicted peak of a function; runs nothing")
@@ -131,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         "--weights", default="auto", choices=("auto", "constants", "file"), help="where they go"
     )
     export.set_defaults(run=_export)
+
+    completion = commands.add_parser(
+        "completion", help='completion of these commands: eval "$(lowtide completion bash)"'
+    )
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"])
+    completion.set_defaults(run=_completion)
 
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
     _add_profile(profile)
@@ -225,7 +235,7 @@ def _try(options: argparse.Namespace) -> int:
 
     def ask() -> int:
         found = try_target(options.target, options.shape, options.dtype, options.backward)
-        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        _say(json.dumps(found.to_dict(), indent=2) if options.json else found)
         return 0 if found.works else 1
 
     return _reported("try", ask)
@@ -234,7 +244,8 @@ def _try(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from lowtide.tools.explain_command import explain
 
-    return _reported("explain", lambda: _answer("explain", explain, options))
+    ask = functools.partial(explain, page=options.html)
+    return _reported("explain", lambda: _answer("explain", ask, options))
 
 
 def _memory(options: argparse.Namespace) -> int:
@@ -249,32 +260,42 @@ def _reduce(options: argparse.Namespace) -> int:
 
     def ask() -> int:
         found = reduce(options.target, options.shape, options.dtype)
-        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        _say(json.dumps(found.to_dict(), indent=2) if options.json else found)
         return 1 if found.stage else 0
 
     return _reported("reduce", ask)
 
 
+def _say(answer: object) -> None:
+    """Print an answer, after the end of the progress line."""
+    from lowtide.tools.progress import settle
+
+    settle()
+    print(answer)
+
+
 def _show_plan(plan: Any) -> None:
     if sys.stdout.isatty():
         from lowtide.tools.memory_table import print_plan
+        from lowtide.tools.progress import settle
 
+        settle()
         print_plan(plan)
     else:
-        print(plan)
+        _say(plan)
 
 
 def _answer(
     command: str,
     ask: Callable[[str, str, str], Any],
     options: argparse.Namespace,
-    show: Callable[[Any], None] = print,
+    show: Callable[[Any], None] | None = None,
 ) -> int:
     found = ask(options.target, options.shape, options.dtype)
     if options.json:
-        print(json.dumps(found.to_dict(), indent=2))
+        _say(json.dumps(found.to_dict(), indent=2))
     else:
-        show(found)
+        (show or _say)(found)
     fails = getattr(found, "memory", found).fails
     if fails:
         print(f"lowtide {command}: such a call fails: {fails}", file=sys.stderr)
@@ -288,9 +309,9 @@ def _inspect(options: argparse.Namespace) -> int:
         found = inspect(options.file)
         if options.json:
             code = {"code": found.code} if options.code else {}
-            print(json.dumps({**found.to_dict(), **code}, indent=2))
+            _say(json.dumps({**found.to_dict(), **code}, indent=2))
         else:
-            print(code_of(found) if options.code else render(found))
+            _say(code_of(found) if options.code else render(found))
         return 1 if found.missing else 0
 
     return _reported("inspect", ask, options.file)
@@ -314,7 +335,7 @@ def _export(options: argparse.Namespace) -> int:
             options.target, options.directory, options.shape, options.dtype, options.name,
             options.weights,
         )  # fmt: skip
-        print(json.dumps(found.to_dict(), indent=2) if options.json else found)
+        _say(json.dumps(found.to_dict(), indent=2) if options.json else found)
         return 0
 
     return _reported("export", ask, "")
@@ -324,9 +345,11 @@ def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> 
     """Return the exit status of `ask`, or of its error, which is printed. `file`: what it reads;
     None: an OSError is the user's program's."""
     from lowtide.tools.explain_command import ArgumentFault
+    from lowtide.tools.progress import progress
 
     try:
-        return ask()
+        with progress(f"lowtide {command}"):
+            return ask()
     except ArgumentFault as fault:
         print(f"lowtide {command}: {fault}", file=sys.stderr)
         return 2
@@ -338,6 +361,13 @@ def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> 
     except LowtideError as fault:
         print(f"lowtide {command}: {file}: {fault}" if file else fault, file=sys.stderr)
         return 1
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from lowtide.tools.completion import script
+
+    print(script(_parser(), options.shell))
+    return 0
 
 
 def _profile(options: argparse.Namespace) -> int:

@@ -11,8 +11,16 @@ Out: an exception whose text shows the user's own line with a caret.
 
 from __future__ import annotations
 
+import os
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+# Where installed packages are, and the standard library.
+_INSTALLED: Final = tuple(
+    dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,23 @@ class Loc:
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    def of_user(self) -> Loc:
+        """Return the nearest place outside of installed packages: this one, or a call that led to
+        it; this one if there is none."""
+        place: Loc | None = self
+        while place is not None and place.file.startswith(_INSTALLED):
+            place = place.caller
+        return self if place is None else place
+
+    def shown(self) -> str:
+        """Return the user's place as text: relative to the current folder or to the folder of
+        installed packages, if it is in there."""
+        place = self.of_user()
+        for folder in (*_INSTALLED, os.getcwd()):
+            if place.file.startswith(folder + os.sep):
+                return f"{place.file[len(folder) + 1 :]}:{place.line}"
+        return str(place)
 
     def written_as(self) -> str:
         """Return the author's line as a line of text; empty if it is not known."""

@@ -5,7 +5,7 @@ kernel boxes.py:12
   k0 -> out                          one sweep over [i, j]
     min        boxes.py:14
     mul        boxes.py:15
-PyTorch  boxes.py:17  nonzero        is not lowered
+PyTorch  boxes.py:17  nonzero        has no kernel
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lowtide.budget.dry_run import DryRun
 from lowtide.budget.dry_run_steps import KernelStep
 from lowtide.budget.memory import MemoryPlan, plan_memory
 from lowtide.budget.repeats import Repeat, folded
+from lowtide.budget.value_words import ValueWords
 from lowtide.errors import Loc
 from lowtide.texpr.sizes import evaluate
 
@@ -199,7 +200,7 @@ def explain(name: str, dry_run: DryRun, plain: str = "") -> Explanation:
         if isinstance(step, KernelStep):
             steps.append(_region(step))
         else:
-            steps.append(TorchLine(op=step.label, loc=str(step.loc), reason=step.reason))
+            steps.append(TorchLine(op=step.label, loc=step.loc.shown(), reason=step.reason))
     return Explanation(
         name=name,
         plain=plain,
@@ -211,10 +212,10 @@ def explain(name: str, dry_run: DryRun, plain: str = "") -> Explanation:
 
 
 def _recompilations(dry_run: DryRun) -> tuple[Recompilation, ...]:
-    found = {(str(dry_run.function.loc), dry_run.differences): None}
+    found = {(dry_run.function.loc.shown(), dry_run.differences): None}
     for step in dry_run.steps:
         if isinstance(step, KernelStep):
-            found[str(step.loc), step.entry.spec.differences] = None
+            found[step.loc.shown(), step.entry.spec.differences] = None
     return tuple(Recompilation(loc=loc, facts=facts) for loc, facts in found if facts)
 
 
@@ -225,22 +226,25 @@ def _region(step: KernelStep) -> RegionLine:
         f"{i.name}: {i.dtype}[{', '.join(map(str, i.shape))}]" for i in host.program.inputs.values()
     ]
     return RegionLine(
-        loc=str(step.loc),
-        kernels=_kernels(step.executable(), step.in_place()),
+        loc=step.loc.shown(),
+        kernels=_kernels(step.executable(), step.names(), step.in_place()),
         signature=", ".join(inputs),
         backward=_backward(step),
     )
 
 
-def _kernels(executable: Any, in_place: Mapping[str, str] = _NOTHING) -> tuple[KernelLine, ...]:
-    """Return the lines of a region's kernels. `in_place`: the user's names of operands that outputs
-    overwrite."""
-    found: list[KernelLine] = []
+def _kernels(
+    executable: Any, names: Mapping[str, str], in_place: Mapping[str, str] = _NOTHING
+) -> tuple[KernelLine, ...]:
+    """Return the lines of a region's kernels. `names`: the user's, of inputs; `in_place`: of
+    operands that outputs overwrite."""
+    words, found = ValueWords(executable.kernels, names), list[KernelLine]()
     for k in executable.kernels:
-        placed = [f"{n} over {in_place[n]}" for n in k.outputs if n in in_place]
-        note = f"{k.note}; in place: {', '.join(placed)}" if placed else k.note
-        ops = _places(k.ops)
-        found.append(KernelLine(name=k.name, outputs=tuple(k.outputs), ops=ops, note=note))
+        outputs = tuple(words.of(n)[0] for n in k.outputs)
+        placed = [f"{words.of(n)[0]} over {in_place[n]}" for n in k.outputs if n in in_place]
+        note = words.in_text(k.note)
+        note = f"{note}; in place: {', '.join(placed)}" if placed else note
+        found.append(KernelLine(name=k.name, outputs=outputs, ops=_places(k.ops), note=note))
     return tuple(found)
 
 
@@ -251,7 +255,7 @@ def _backward(step: KernelStep) -> BackwardLine | None:
     saved = tuple(
         SavedLine(
             op=s.op,
-            loc=str(s.loc),
+            loc=s.loc.shown(),
             nbytes=evaluate(s.nbytes, step.numbers),
             formula=str(s.nbytes),
         )
@@ -263,7 +267,7 @@ def _backward(step: KernelStep) -> BackwardLine | None:
         return BackwardLine(saved=saved, kernels=(), peak_bytes=0, at_once=at_once)
     return BackwardLine(
         saved=saved,
-        kernels=_kernels(made.executable),
+        kernels=_kernels(made.executable, step.names()),
         peak_bytes=made.executable.memory(step.numbers).peak_bytes,
         scatters=len(made.scatters),
         adds=made.adds,
@@ -329,4 +333,4 @@ def _backward_text(b: BackwardLine) -> list[str]:
 
 
 def _places(ops: list[tuple[str, Loc]]) -> tuple[tuple[str, str], ...]:
-    return tuple(dict.fromkeys((op, str(loc)) for op, loc in ops))
+    return tuple(dict.fromkeys((op, loc.shown()) for op, loc in ops))

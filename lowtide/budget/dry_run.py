@@ -232,11 +232,13 @@ class DryRun(Executor):
         donatable = step.region.donatable(entry)
         if donatable is not None and (taken := executable.reusable_inputs(donatable.alone(values))):
             executable, step.taken = executable.taking(taken), taken
-        recorder = step.region.recording(
-            entry.spec,
-            simulate(ledger, executable, host.symbols),
-            lambda exe, xs, sizes, numbers: simulate(ledger, exe, host.symbols)(xs, sizes, numbers),
-        )
+        names = step.names()
+
+        def run_backward(exe: Any, xs: Any, sizes: Any, numbers: Any) -> Any:
+            return simulate(ledger, exe, host.symbols, names)(xs, sizes, numbers)
+
+        forward = simulate(ledger, executable, host.symbols, names)
+        recorder = step.region.recording(entry.spec, forward, run_backward)
         found = list(host.bind(recorder)(values, entry.z, entry.sizes))
         if self.records:
             self.ledger.mark(tensors_in(found))

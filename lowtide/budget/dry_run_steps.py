@@ -37,6 +37,14 @@ class KernelStep:
         """Return the compiled program."""
         return self.region.executable(self.entry.spec, self.entry)
 
+    def names(self) -> dict[str, str]:
+        """Return the user's names of the program's inputs."""
+        live = self.region.ops.live_ins
+        return {
+            n: self.region.shown_name(live[place.position])
+            for n, place in self.entry.spec.places.items()
+        }
+
     def in_place(self) -> dict[str, str]:
         """Return the user's name of the operand that each such result overwrites."""
         places, live = self.entry.spec.places, self.region.ops.live_ins

@@ -37,7 +37,7 @@ class Buffer:
     loc: Loc = UNKNOWN_LOC
 
     def __str__(self) -> str:
-        place = f"   {self.loc}" if self.loc.line else ""
+        place = f"   {self.loc.shown()}" if self.loc.line else ""
         return f"{self.nbytes:>14,}  {self.kind:<9}  {self.name}{place}"
 
 
@@ -98,7 +98,7 @@ class MemoryPlan:
         """Return the buffers of each source line, the line with the most bytes first."""
         found: dict[str, list[Buffer]] = {}
         for b in self.buffers:
-            place = str(b.loc) if b.loc.line else "no source line"
+            place = b.loc.shown() if b.loc.line else "no source line"
             found.setdefault(place, []).append(b)
         return dict(sorted(found.items(), key=lambda row: -sum(b.nbytes for b in row[1])))
 
@@ -109,7 +109,7 @@ class MemoryPlan:
             "formula": self.formula,
             "sizes": dict(self.sizes),
             "buffers": [
-                {"name": b.name, "nbytes": b.nbytes, "kind": b.kind, "loc": str(b.loc)}
+                {"name": b.name, "nbytes": b.nbytes, "kind": b.kind, "loc": b.loc.shown()}
                 for b in self.buffers
             ],
             "notes": list(self.notes),
@@ -155,11 +155,16 @@ def plan_of(ledger: Ledger, dry_runs: Sequence[DryRun], notes: Sequence[str]) ->
     return MemoryPlan(
         peak_bytes=ledger.peak_bytes,
         formula=formula,
-        buffers=tuple(Buffer(name=x.name, nbytes=x.nbytes, kind=x.kind, loc=x.loc) for x in alive),
+        buffers=tuple(map(_buffer, alive)),
         sizes={symbol: name for symbol, name in places.items() if symbol in words},
         notes=tuple(notes),
         fails=next((dry_run.fails for dry_run in dry_runs if dry_run.fails), ""),
     )
+
+
+def _buffer(x: Entry | LiveAllocation) -> Buffer:
+    name, loc = x.describe() if isinstance(x, Entry) else (x.name, x.loc)
+    return Buffer(name=name, nbytes=x.nbytes, kind=x.kind, loc=loc.of_user())
 
 
 def _place_of(size: int, names: Mapping[str, int]) -> str:

@@ -9,12 +9,14 @@ In: a `Ledger`, and an executable with its memory plan. Out: entries of the ledg
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from lowtide.budget.value_words import ValueWords
 from lowtide.errors import UNKNOWN_LOC
 from lowtide.memory.ledger import Ledger
 from lowtide.memory.plan import Event
@@ -26,9 +28,12 @@ Tensor = torch.Tensor
 
 
 def simulate(
-    ledger: Ledger, executable: Any, symbols: Sequence[str]
+    ledger: Ledger, executable: Any, symbols: Sequence[str], names: Mapping[str, str]
 ) -> Callable[..., Sequence[Tensor]]:
-    """Return a function that stands for a compiled program; see the module's text."""
+    """Return a function that stands for a compiled program; see the module's text. `names`: the
+    user's, of inputs."""
+
+    words = functools.cache(lambda: ValueWords(executable.kernels, names))  # if a plan is shown
 
     def run(
         tensors: Sequence[Tensor], sizes: Sequence[int], numbers: object, *_: object
@@ -38,7 +43,8 @@ def simulate(
         program = executable.program
         known = dict(zip(symbols, sizes, strict=True))
         given = dict(zip(program.inputs, tensors, strict=True))
-        left = ledger.play(_with_sizes(e, known) for e in executable.events(known))
+        events = (_with_sizes(e, known) for e in executable.events(known))
+        left = ledger.play(events, lambda name: words().of(name))
         made: list[Tensor] = []
         with ledger.paused():
             for name in program.results:
@@ -76,7 +82,7 @@ def backward(ledger: Ledger, results: Sequence[Tensor]) -> list[str]:
     carrying = [x for x in results if x.requires_grad]
     if not carrying:
         return []
-    ledger.at("cotangent", UNKNOWN_LOC, "gradient")
+    ledger.at("of the result", UNKNOWN_LOC, "gradient")
     ledger.watch(carrying)
     cotangents = [torch.ones_like(x) for x in carrying]
     ledger.python_has(cotangents)  # so that the engine does not accumulate into them

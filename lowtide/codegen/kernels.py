@@ -11,7 +11,7 @@ import copy
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,12 +36,14 @@ from lowtide.tile.printer import TileProgram, print_groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelInfo:
-    """One kernel for `explain()`: the ops written into it, each with its place, and a remark."""
+    """One kernel for `explain()`: the ops written into it, each with its place, and a remark.
+    `values`: the op and place of each output."""
 
     name: str
     ops: tuple[tuple[str, Loc], ...]
     outputs: tuple[str, ...]
     note: str
+    values: Mapping[str, tuple[str, Loc]] = field(default_factory=dict[str, tuple[str, Loc]])
 
 
 class Kernels(ABC):
@@ -222,6 +224,7 @@ class Kernels(ABC):
                 ops=self._sites(p),
                 outputs=(*p.outputs, *dict.fromkeys(p.adds.values())),
                 note=_note(p) + _added(p) + self._remark(p.name) + self._remark_of_places(p),
+                values={n: (d.op, d.loc) for n in p.outputs if (d := self.normal.defs.get(n))},
             )
             for p in self.plans
         ]

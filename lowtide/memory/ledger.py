@@ -81,6 +81,14 @@ class Entry:
     itemsize: int = 1
     formula: str = ""
     died: int = _FOREVER
+    shown: Callable[[str], tuple[str, Loc]] | None = None  # of a kernel's value: see `describe`
+
+    def describe(self) -> tuple[str, Loc]:
+        """Return the user's word for it, and its place."""
+        if self.shown is None:
+            return self.name, self.loc
+        word, loc = self.shown(self.name)
+        return word, self.loc if self.loc.line else loc
 
 
 class Ledger(OwnMode):
@@ -127,8 +135,11 @@ class Ledger(OwnMode):
                 name=f"within {self.name}", nbytes=nbytes, kind=self.kind, loc=self.loc
             )
 
-    def play(self, events: Iterable[Event]) -> dict[str, Entry]:
-        """Enter the events of a run of kernels; return the live allocations by name."""
+    def play(
+        self, events: Iterable[Event], shown: Callable[[str], tuple[str, Loc]]
+    ) -> dict[str, Entry]:
+        """Enter the events of a run of kernels; return the live allocations by name. `shown`: the
+        user's word and place for a name."""
         self.see_node()
         left: dict[str, Entry] = {}
         for event in events:
@@ -137,8 +148,9 @@ class Ledger(OwnMode):
                 self.end(left.pop(x.name))
                 continue
             entry = Entry(
-                name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula
-            )
+                name=x.name, kind=x.kind, loc=x.loc, nbytes=x.nbytes, born=0, formula=x.formula,
+                shown=shown,
+            )  # fmt: skip
             self._enter(entry)
             left[x.name] = entry
         return left

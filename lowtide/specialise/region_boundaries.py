@@ -29,7 +29,7 @@ SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run
 
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
-    "call_torch": "has no record",
+    "call_torch": "has no kernel",
     "print": "prints",
     "raise": "raises",
     "with": "enters a context manager",
@@ -74,8 +74,8 @@ def static_reason(op: Op) -> str:
         try:
             record: Any = opdefs.torch_record(op.name)
         except KeyError:
-            return "has no record"
-        return "" if record.lower is not None else "is not lowered"
+            return "has no kernel"
+        return "" if record.lower is not None else "has no kernel"
     return ""
 
 

@@ -73,7 +73,7 @@ def lowered(
     """Return the results of the op as `record` lowers it. `leading`: operands before those of the
     op. `kind`: the op's kind for autodiff and views, which may differ from `record.kind`."""
     if record.lower is None:
-        raise Stop("is not lowered")
+        raise Stop("has no kernel")
     may_record = host.activity.records or host.b.may_recompute
     if record.name in ONLY_IN_LOOPS and may_record and not host.activity.in_loop:
         raise Stop("is PyTorch's own, outside of a recurrence")

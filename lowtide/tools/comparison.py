@@ -35,6 +35,7 @@ from lowtide.memory.measure import (
 )
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.difference import Difference, difference
+from lowtide.tools.progress import say
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
@@ -139,6 +140,7 @@ def compare(
     rows: dict[str, ComparisonRow] = {}
     reference = _Reference()
     for name, call in calls.items():
+        say(f"first call and peak of {name}")
         try:
             before = _versions(args)
             with same_random_numbers():
@@ -152,6 +154,7 @@ def compare(
     working = {
         name: _guard(name, call, faults) for name, call in calls.items() if not rows[name].error
     }
+    say("timing")
     with same_random_numbers():
         timings = time_alternating(working, repeats=repeats, seconds=seconds)
     for name, timing in timings.items():

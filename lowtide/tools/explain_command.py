@@ -37,10 +37,19 @@ class ArgumentFault(Exception):
     """The command's arguments are wrong; the message says what to write instead."""
 
 
-def explain(target: str, shapes: str, dtypes: str) -> Any:
-    """Return the Explanation. Raises ArgumentFault, and LowtideError if it does not compile."""
+def explain(target: str, shapes: str, dtypes: str, page: str = "") -> Any:
+    """Return the Explanation. `page`: where to write its stages as HTML, if anywhere. Raises
+    ArgumentFault, and LowtideError if it does not compile."""
     compiled, args = _ask(target, shapes, dtypes)
-    return compiled.explain(*args)
+    found = compiled.explain(*args)
+    if page:
+        from lowtide.tools.stages_page import write_page
+
+        try:
+            write_page(compiled, args, page)
+        except OSError as fault:
+            raise ArgumentFault(f"--html {page}: {fault.strerror}") from fault
+    return found
 
 
 def predict(target: str, shapes: str, dtypes: str, backward: bool = False) -> Any:

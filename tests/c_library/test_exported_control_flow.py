@@ -301,7 +301,7 @@ def test_writes_that_another_name_sees_are_refused(program: Any, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [(grown, ["grows", "preallocate"]), (printed, ["prints", "svdvals", "has no record"])],
+    [(grown, ["grows", "preallocate"]), (printed, ["prints", "svdvals", "has no kernel"])],
 )
 def test_what_is_refused(program: Any, words: list[str], tmp_path: Path) -> None:
     with pytest.raises(lt.ExportError) as caught:

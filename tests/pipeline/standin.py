@@ -21,6 +21,7 @@ class Kernel:
     ops: list[Any]
     outputs: list[str]
     note: str = ""
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass
