@@ -11,9 +11,11 @@ Nothing is loaded whole that is read in parts. No library of arrays is imported 
 
 from __future__ import annotations
 
+import itertools
+import math
 import mmap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -24,6 +26,7 @@ from lowtide.errors import LowtideError
 
 Tensor = torch.Tensor
 Slices = tuple[slice, ...]
+_WRITTEN_BYTES: Final = 1 << 25  # at most, but for one chunk of a store
 _RESIDENT: Final = ("r", "r+", "readonly", "readwrite", "write")
 
 
@@ -190,15 +193,30 @@ class Sink:
             self.array[where if where else ...] = values
             forget_pages(self.array)
             return
-        first, *others = where  # a store copies what it is given: one row of chunks at a time
-        start, stop, _ = first.indices(self.array.shape[0])
-        step = self.chunks[0]
-        while start < stop:
-            end = min((start // step + 1) * step, stop)
-            rows = values[start - stop + len(values) :][: end - start]
-            self.array[(slice(start, end), *others)] = rows
-            start = end
+        whole = [slice(None)] * (values.ndim - len(where))
+        shape = self.array.shape
+        spans = [w.indices(n)[:2] for w, n in zip([*where, *whole], shape, strict=True)]
+        for piece in _pieces(spans, self.chunks, values.itemsize):
+            inside = (slice(a - s, b - s) for (a, b), (s, _) in zip(piece, spans, strict=True))
+            self.array[tuple(slice(a, b) for a, b in piece)] = values[tuple(inside)]
 
     def read(self, where: Slices) -> Tensor:
         """Return a part that has been written."""
         return source_of(self.array).part(where)
+
+
+def _pieces(
+    spans: Sequence[tuple[int, int]], chunks: Sequence[int], itemsize: int
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield the parts in which a part of an array is written: whole chunks of the store, as many as
+    are `_WRITTEN_BYTES`, since a store copies what it is given."""
+    steps = list(chunks)
+    for d in reversed(range(len(steps))):
+        steps[d] *= max(_WRITTEN_BYTES // max(math.prod(steps) * itemsize, 1), 1)
+        if steps[d] < spans[d][1] - spans[d][0]:
+            break
+    cuts = [
+        [begin, *range((begin // step + 1) * step, end, step), end]
+        for (begin, end), step in zip(spans, steps, strict=True)
+    ]
+    yield from itertools.product(*map(itertools.pairwise, cuts))

@@ -31,6 +31,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from lowtide.errors import LowtideError
+from lowtide.runtime import arena
 from lowtide.scale.chunk_plan import Index
 from lowtide.scale.job import Job, PartKey
 from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task
@@ -46,6 +47,7 @@ Progress: TypeAlias = Callable[[Done | None], None]
 
 def run_here(job: Job, progress: Progress) -> None:
     """Run all tasks in this process."""
+    arena.keep_tight()  # the last part of an axis is smaller: it takes no block beside the others'
     todo = job.todo()
     reads = any(s.is_loaded for s in job.sources.values())
     with ThreadPoolExecutor(1) as reader, torch.no_grad():

@@ -34,6 +34,7 @@ from lowtide.errors import LowtideError
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
 from lowtide.ir.core import Function, print_function
+from lowtide.runtime import arena
 from lowtide.version import __version__
 
 Tensor = torch.Tensor
@@ -104,6 +105,7 @@ def run_task(parcel: Parcel, *parts: Any) -> Done:
         )
     begun = time.perf_counter()
     try:
+        arena.keep_tight()
         driver = _driver(parcel.digest, parcel)
         with torch.no_grad():
             results = driver([decoded(p) for p in parts])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.errors import LowtideError
+from lowtide.scale import arrays as parts
 
 
 def similar(a: Tensor, b: Tensor):
@@ -169,3 +170,42 @@ lt.map_chunks(similar, a, b, budget=300_000, out=place(folder), progress=die)
     tasks = lt.plan_chunks(similar, a, b, budget=300_000, out=out).tasks
     assert resumed(a, b, out) == tasks - 4
     torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(a, b)))
+
+
+class _Store:
+    """An array in chunks, as Zarr's, that notes the bytes of each write."""
+
+    def __init__(self, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+        self.values = np.full(shape, np.nan, np.float32)
+        self.shape, self.chunks, self.dtype = shape, chunks, self.values.dtype
+        self.ndim = len(shape)
+        self.written: list[tuple[slice, ...]] = []
+
+    def __getitem__(self, key: object) -> np.ndarray:
+        return self.values[key]
+
+    def __setitem__(self, key: tuple[slice, ...], part: np.ndarray) -> None:
+        self.written.append(key)
+        self.values[key] = part
+
+
+@pytest.mark.parametrize("chunks", [(64, 64), (64, 4096), (1, 1), (300, 5000)])
+def test_a_store_is_written_by_whole_chunks(
+    chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_WRITTEN_BYTES", 1 << 16)
+    store, part = _Store((300, 5000), chunks), torch.rand(130, 4100)
+    parts.Sink(store, torch.empty(300, 5000)).write((slice(100, 230), slice(0, 4100)), part)
+    np.testing.assert_array_equal(store.values[100:230, :4100], part.numpy())
+    assert np.isnan(store.values).sum() == 300 * 5000 - part.numel()
+    most = max(1 << 16, 4 * chunks[0] * chunks[1])
+    for key in store.written:
+        assert store.values[key].nbytes <= most
+        for where, n in zip(key, chunks, strict=True):
+            assert where.start % n == 0 or where.start in (100, 0)
+
+
+def test_a_write_may_name_the_first_dims_only() -> None:
+    store, part = _Store((8, 6), (2, 4)), torch.rand(3, 6)
+    parts.Sink(store, torch.empty(8, 6)).write((slice(4, 7),), part)
+    np.testing.assert_array_equal(store.values[4:7], part.numpy())
