@@ -115,4 +115,7 @@ def copied(x: torch.Tensor) -> torch.Tensor:
     if copy.stride() == x.stride() or not x.numel():
         return copy
     span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride())
+    memory = x.detach().as_strided((span,), (1,)).clone()
+    # Not `as_strided` of x itself: of an expanded x its gradient would be that of the mean.
+    copy.data = memory.as_strided(x.shape, x.stride())
+    return copy

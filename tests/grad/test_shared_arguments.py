@@ -55,3 +55,24 @@ def test_which_memory_is_seen_twice() -> None:
     assert shared.overlaps([x, both[::2], var, both[1:2]])  # between the elements of the other
     assert not shared.overlaps([x, both[:3], var, var])
     assert not shared.overlaps([x, both[:0], var, both])
+
+
+def writes_what_it_made(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    ones = torch.empty_like(x).fill_(1.0)
+    return torch.cat([x, y]), ones, x.double().float(), x.matmul(y.t()).t()
+
+
+@pytest.mark.parametrize("entry", [lt.script, lt.compile])
+def test_an_expanded_argument_has_a_gradient_for_each_element(entry: Any) -> None:
+    """The copy that a region with writes keeps of it has its strides, and passes gradients on."""
+
+    def run(call: Callable[..., Any]) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(6, 5, generator=generator).t()[::2].requires_grad_()
+        y = torch.randn(3, generator=generator).expand(6, 3).t().requires_grad_()
+        results = [z for z in call(x, y) if z.requires_grad]
+        weights = [torch.rand(z.shape, generator=generator) for z in results]
+        return torch.autograd.grad(results, [x, y], weights)
+
+    torch.compiler.reset()
+    torch.testing.assert_close(run(entry(writes_what_it_made)), run(writes_what_it_made))
