@@ -46,7 +46,7 @@ class Effect:
     repeats: bool = True
 
 
-class Effects:
+class ObservedEffects:
     """See the module's text."""
 
     def __init__(self, outer: Outer) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from lowtide.budget.chunk_forms import in_chunk_form
-from lowtide.budget.effects import Effects
+from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
@@ -117,7 +117,7 @@ class ChunkedDriver(PlannedDriver[Driver]):
             return self._plain
         if not chunks:
             return self._plain
-        known = Known(sources=Effects(outer).sources) if outer.records else UNKNOWN
+        known = Known(sources=ObservedEffects(outer).sources) if outer.records else UNKNOWN
         return Driver(with_sections(function, chunks, {}, known=known), tiles=self.tiles)
 
 

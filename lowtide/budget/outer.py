@@ -49,7 +49,7 @@ class Outer:
         self.ops = driver.plan.ops
         self.last = driver.plan.last
         self.live_at = driver.plan.live_at
-        self.changed = driver.plan.effects.changed
+        self.changed = driver.plan.aliasing.changed
         self.args = dict(zip(driver.function.params, args, strict=True))
         self.fixed = fixed_values(driver.function, args)
         with torch.no_grad():

@@ -30,7 +30,7 @@ from lowtide.budget.channels_last import to_channels_last
 from lowtide.budget.cheapest import FEWER, cheapest
 from lowtide.budget.decided import decided, with_unrolled_loops
 from lowtide.budget.dry_run import DryRun
-from lowtide.budget.effects import Effects
+from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates
 from lowtide.budget.memory import MemoryPlan, plan_memory
 from lowtide.budget.outer import Outer
@@ -236,7 +236,7 @@ def _parts(driver: Driver, args: Sequence[Any], records: bool) -> _Parts:
             return _Parts(runs=runs)
         return _Parts(
             runs=runs,
-            cutter=Cutter(Effects(outer)),
+            cutter=Cutter(ObservedEffects(outer)),
             choices={c: worth_keeping(outer, c) for c in runs},
         )
     except Exception as fault:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 
-from lowtide.budget.effects import Effects
+from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
 from lowtide.budget.products import is_product
@@ -29,7 +29,7 @@ from lowtide.torch_private.tensors import storage_of
 class Cutter:
     """See the module's text."""
 
-    def __init__(self, effects: Effects) -> None:
+    def __init__(self, effects: ObservedEffects) -> None:
         self.outer = outer = effects.outer
         self.effects = effects
         self.states = self._states()

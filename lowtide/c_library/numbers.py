@@ -180,7 +180,7 @@ class Numbers:
 
     def _python(self, name: str, x: Sequence[object]) -> object:
         if name in ("bool", "not"):
-            return self._not(x[0], turned=name == "bool")
+            return self._truth(x[0], negated=name == "not")
         if name in ("int", "index", "trunc"):
             return self.whole(x[0])
         if name == "float":
@@ -212,11 +212,12 @@ class Numbers:
             raise Refused("is computed by Python")
         return x
 
-    def _not(self, x: object, *, turned: bool) -> object:
+    def _truth(self, x: object, *, negated: bool) -> object:
+        """Return bool(x), or `not x`."""
         if x is None or isinstance(x, str | tuple | list | dict):
-            return bool(cast("object", x)) == turned
+            return bool(cast("object", x)) != negated
         text = c_truth(self._number(x))
-        return Truth(f"({text})") if turned else Truth(f"(!{text})")
+        return Truth(f"(!{text})") if negated else Truth(f"({text})")
 
     def whole(self, x: object) -> object:
         """Return int(x)."""

@@ -47,7 +47,7 @@ from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host import region as host
 from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan
-from lowtide.execute.region_state import NO_EFFECTS
+from lowtide.execute.region_state import NO_ALIASING
 from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, walk
 from lowtide.ir.opdefs import Indexing
@@ -83,7 +83,7 @@ class Walker(Flow):
         self.made_at: dict[int, int] = {}  # the depth at which a list was made, by its id
         self.kept: list[object] = []
         self.plan = BlockPlan(
-            function.block, function.name, function.params, NO_EFFECTS, frozenset(), frozenset()
+            function.block, function.name, function.params, NO_ALIASING, frozenset(), frozenset()
         )
         self.state_name: Callable[[Thing, str], str] = lambda _, name: name
         self.is_assigned: Callable[[Thing, str], bool] = lambda _, name: True

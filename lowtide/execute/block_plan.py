@@ -21,7 +21,7 @@ from lowtide.codegen.host.python_part import PythonPart, is_printable
 from lowtide.execute.backend import Tiles
 from lowtide.execute.checkpoint import as_section
 from lowtide.execute.region import Region
-from lowtide.execute.region_state import Effects, RegionContext, RegionOps
+from lowtide.execute.region_state import Aliasing, RegionContext, RegionOps
 from lowtide.execute.reuse import owned
 from lowtide.ir import opdefs
 from lowtide.ir import types as t
@@ -50,7 +50,7 @@ class BlockPlan:
         block: Block,
         name: str,
         live_ins: Sequence[Value],
-        effects: Effects,
+        aliasing: Aliasing,
         differentiated: frozenset[Value],
         numbers: frozenset[Value],
     ) -> None:
@@ -58,7 +58,7 @@ class BlockPlan:
         self.numbers = numbers
         self.ops = block.ops
         self.name = name
-        self.effects = effects
+        self.aliasing = aliasing
         self.differentiated = differentiated
         self.shown: dict[Value, str] = {}  # the user's names of captured values
         self.last = len(block.ops) - 1
@@ -111,7 +111,7 @@ class BlockPlan:
         stop = end + 1 if end == self.last else end
         used = free_values(self.ops[pos:stop])
         live_ins = self._first_live_ins if pos == 0 and self._first_live_ins else used
-        effects = self.effects
+        aliasing = self.aliasing
         return Region(
             ops=RegionOps(
                 block=self.block,
@@ -123,7 +123,7 @@ class BlockPlan:
                 layers=self.layers,
                 owned=owned(self.ops, pos),
             ),
-            effects=replace(effects, returned=frozenset()) if self.is_repeated else effects,
+            aliasing=replace(aliasing, returned=frozenset()) if self.is_repeated else aliasing,
             context=RegionContext(
                 name=f"{self.name}:{self.ops[pos].loc.line or pos}",
                 shown=self.shown,
@@ -203,7 +203,7 @@ class BlockPlan:
         found = self._inner.get(id(block))
         if found is None:
             with self._lock:
-                known = self.effects, self.differentiated, self.numbers
+                known = self.aliasing, self.differentiated, self.numbers
                 made = BlockPlan(block, self.name, (), *known)
                 made.shown = self.shown
                 made.is_repeated = self.is_repeated or bool(block.args)
@@ -217,7 +217,7 @@ class BlockPlan:
     def checkpoint_section(self, op: Op, env: Env) -> Op | None:
         """Return a checkpoint's block as a section, if its results are tensors."""
         if op not in self._apart:
-            self._apart[op] = is_apart(op, self.effects.changed)
+            self._apart[op] = is_apart(op, self.aliasing.changed)
         return as_section(op, env, self.sections) if self._apart[op] else None
 
     def python_part(self, pos: int) -> tuple[PythonPart, int, tuple[Value, ...]] | None:

@@ -31,7 +31,7 @@ from lowtide.execute.executor import Executor
 from lowtide.execute.host_code import CheckFailed, HostFault
 from lowtide.execute.mutation import Apart, Shared, statistics
 from lowtide.execute.region import Region
-from lowtide.execute.region_state import Effects
+from lowtide.execute.region_state import Aliasing
 from lowtide.execute.specialisations import Entry
 from lowtide.frontend.script.leaves import has_subclasses
 from lowtide.ir.aliases import Statistics, lent, may_change, returned, written_by
@@ -196,7 +196,7 @@ class Driver:
         self.function = function
         counted = statistics(function)
         self._apart = Apart(function, counted)
-        effects = Effects(
+        aliasing = Aliasing(
             mutates=any(written_by(op) for op in function.walk()),
             changed=may_change(function),
             statistics=Statistics(counted, self._apart.values),
@@ -204,7 +204,7 @@ class Driver:
             returned=returned(function),
         )
         self.plan = BlockPlan(
-            function.block, function.name, function.params, effects, differentiated(function),
+            function.block, function.name, function.params, aliasing, differentiated(function),
             plain_values(function.block),
         )  # fmt: skip
         rows = zip(function.params[len(function.arguments) :], function.captures, strict=True)

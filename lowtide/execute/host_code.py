@@ -42,7 +42,7 @@ from lowtide.codegen.host.region import (
     verify_region,
 )
 from lowtide.ir.literals import is_literal
-from lowtide.ops.library import is_none
+from lowtide.ops.library import without_library
 from lowtide.specialise.abstract import (
     Abs,
     Map,
@@ -348,7 +348,7 @@ class _Writer:
     def _tensor(self, x: Abs) -> Operand:
         if isinstance(x.origin, Place):
             return _live(x.origin)
-        if x.base is not None and self._exists(x.base) and not is_none():
+        if x.base is not None and self._exists(x.base) and not without_library():
             return self._origin(x)
         return self._output(x)  # without PyTorch, a view is a copy: see `c_library/walk`
 

@@ -37,15 +37,14 @@ _SPECIAL: Final = (
     "not {0}.is_cpu or {0}.layout is not strided or {0}.is_neg() or is_zero_tensor({0}) "
     "or {0}.is_nested"
 )
-
-
-_MOST: Final = 4096  # functions kept; then all are dropped
+_MAX_FUNCTIONS: Final = 4096  # functions held; then all are dropped
 
 
 @dataclass(slots=True, eq=False)
 class Keys:
-    """The keys of a region's calls. `floats`: they have the values of floats. `places`: of the
-    live-ins that they are of, those that some trace has read; None: of all."""
+    """Computes the keys of a region's calls. `floats`: keys include the values of floats. `places`:
+    the positions of the live-ins that keys include, which are those that some trace has read; None
+    for all."""
 
     floats: bool = False
     places: tuple[int, ...] | None = None
@@ -62,19 +61,19 @@ class Keys:
         try:
             key_of = self._functions[kinds]
         except KeyError:
-            if len(self._functions) >= _MOST:
+            if len(self._functions) >= _MAX_FUNCTIONS:
                 self._functions.clear()
             key_of = self._functions.setdefault(kinds, key_function(kinds, self.floats))
         return key_of(values) if key_of is not None else whole_key(values, self.floats)
 
     def hold_floats(self) -> None:
-        """From now on keys have the values of floats."""
+        """Include the values of floats in keys from now on."""
         self.floats = True
         self._functions.clear()
 
     def has_read(self, ops: Sequence[Op], live_ins: Sequence[Value]) -> bool:
-        """Note that a trace has read these ops, the first of the region, and no more. Return
-        whether keys are of other live-ins from now on."""
+        """Record that a trace has read these ops, the first ones of the region, and no more. Return
+        whether that changes which live-ins keys include."""
         if len(ops) <= self._reach:
             return False
         self._reach = len(ops)

@@ -37,12 +37,12 @@ from lowtide.execute.gradient import Gradient
 from lowtide.execute.host_code import HostCode
 from lowtide.execute.keys import Keys
 from lowtide.execute.output_orders import ViewFails, is_plain, orders_of, reads_layout
-from lowtide.execute.region_state import Effects, RegionContext, RegionOps, Signatures
+from lowtide.execute.region_state import Aliasing, RegionContext, RegionOps, Signatures
 from lowtide.execute.replan import GROWN, GROWN_AGAIN, OUTGROWN, TOO_WIDE, Plan, input_output_bytes
 from lowtide.execute.specialisations import Donatable, Entry, Node, Specialisation, Split
 from lowtide.execute.unsaved import unsaved
 from lowtide.ir.core import Value, walk
-from lowtide.ops.library import is_none
+from lowtide.ops.library import without_library
 from lowtide.specialise.abstract import Abs
 from lowtide.specialise.region_boundaries import adds_at_places
 from lowtide.specialise.signature import (
@@ -93,7 +93,7 @@ class Region:
         default_factory=dict[tuple[torch.Size, ...], Entry]
     )
     ops: RegionOps
-    effects: Effects
+    aliasing: Aliasing
     context: RegionContext
     signatures: Signatures = field(default_factory=Signatures)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -172,7 +172,7 @@ class Region:
         if spec.gradient is None or spec.eager_ops is None:
             return executable
         live = {v: k for k, v in enumerate(self.ops.live_ins)}
-        changed = {live[v] for v in self.effects.changed if v in live}
+        changed = {live[v] for v in self.aliasing.changed if v in live}
         copies = spec.unsaved.union(n for n, x in spec.places.items() if x.position in changed)
         with_graph = second_order.gradients
         return Recorder(
@@ -353,7 +353,7 @@ class Region:
         try:
             reach = range(o.start, o.end if o.is_parted else len(o.block.ops))
             trace = compiler.specialise(
-                o.block, reach, o.live_ins, binding, assumed, floats, self.effects.statistics,
+                o.block, reach, o.live_ins, binding, assumed, floats, self.aliasing.statistics,
                 o.layers,
             )  # fmt: skip
             return self._specialised(trace, binding, assumed, values)
@@ -409,7 +409,7 @@ class Region:
                 eager_ops = self._eager_ops(trace, binding, host)
                 if eager_ops is None:
                     return self._eager("gradients of a value from within a branch or a loop")
-                lent = self.effects.lent
+                lent = self.aliasing.lent
                 apart = unsaved(eager_ops, gradient, binding.tensors, o.live_ins, lent, values)
         known.count += 1
         stats.count("specialisations")
@@ -455,7 +455,7 @@ class Region:
         host = self._host(trace, binding, results, records)
         has_format = any(isinstance(x.value, torch.memory_format) for x in trace.env.values())
         plain = not has_format and is_plain(self.ops.until(trace.stop))
-        if (binding.is_contiguous and plain) or host.is_empty or is_none():
+        if (binding.is_contiguous and plain) or host.is_empty or without_library():
             return host, host_code.NO_ORDERS
         orders = orders_of(self._eager_ops(trace, binding, host), host.outputs, values)
         return self._host(trace, binding, results, records, orders) if orders else host, orders
@@ -480,7 +480,7 @@ class Region:
             trace.derived,
             [trace.env[v] for v in results],
             trace.writes,
-            self.effects.mutates,
+            self.aliasing.mutates,
             records,
             orders,
             self._visible_layouts(trace, results),
@@ -489,7 +489,7 @@ class Region:
 
     def _visible_layouts(self, trace: Trace, results: Sequence[Value]) -> host_code.Layouts:
         """Return the values whose layout the program shows."""
-        leaving = [trace.env[v] for v in results if v in self.effects.returned]
+        leaving = [trace.env[v] for v in results if v in self.aliasing.returned]
         if trace.stop == len(self.ops.block.ops):
             return host_code.Layouts(leaving=leaving)
         op = self.ops.block.ops[trace.stop]

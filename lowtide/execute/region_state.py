@@ -1,7 +1,7 @@
 """Records of a region, grouped by what decides their fields.
 
 RegionOps       the ops and the values around them: decided when the block is planned
-Effects         what the Function writes, lends and returns
+Aliasing        what the Function writes, lends and returns
 RegionContext   where it runs, and its names
 Signatures      what calls have shown: the levels of sizes, the specialisations
 """
@@ -39,7 +39,7 @@ class RegionOps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effects:
+class Aliasing:
     """The values of a Function that others see, or that share memory with what is written."""
 
     mutates: bool = False  # whether any op writes into a tensor
@@ -49,7 +49,7 @@ class Effects:
     returned: frozenset[Value] = frozenset()  # values that may alias a result
 
 
-NO_EFFECTS: Final = Effects()
+NO_ALIASING: Final = Aliasing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from lowtide.ops.library import (
     LIBRARY,
     SMALL,
     constants,
-    is_none,
-    require_none,
+    require_kernels,
     require_plain,
     require_wide_floats,
+    without_library,
 )
 from lowtide.ops.operands import Size, Term
 from lowtide.ops.registry import op
@@ -38,7 +38,7 @@ _WHAT: Final = "a convolution with strides, borders or dilations"
 def is_few(b: Builder, points: Index) -> bool:
     """Return whether kernels compute so few multiplications as soon as a library would be called,
     or there is no library."""
-    return is_none() or b.at_least(FEW - points, 0)
+    return without_library() or b.at_least(FEW - points, 0)
 
 
 def _lower(dims: int) -> Callable[..., Val]:
@@ -169,7 +169,7 @@ def _transposed(dims: int) -> Callable[..., Val]:
         dilation: Any,
     ) -> Val:
         """Return the sum of what all windows that reach a place bring there."""
-        require_none(b)
+        require_kernels(b)
         require_wide_floats(x, weight, bias)
         if x.ndim not in (dims + 1, dims + 2) or weight.ndim != dims + 2:
             raise b.error("a convolution of other dimensions")

@@ -29,18 +29,18 @@ def is_left(record: OpRecord) -> bool:
 
 def may_be_kernels(record: OpRecord) -> bool:
     """Return whether the specialiser may lower the op."""
-    return record.kind == SMALL or (record.kind == LIBRARY and is_none())
+    return record.kind == SMALL or (record.kind == LIBRARY and without_library())
 
 
-def is_none() -> bool:
-    """Return whether there is no library, so that kernels compute everything."""
+def without_library() -> bool:
+    """Return whether the code must run without PyTorch's library, as exported C does."""
     return config.current().kernels_only
 
 
-def require_none(b: Builder) -> None:
-    """Raise Unsupported where the library can be called."""
+def require_kernels(b: Builder) -> None:
+    """Raise Unsupported unless kernels must compute the op, since no library may be called."""
     require_plain(b)
-    if not is_none():
+    if not without_library():
         raise Unsupported("is PyTorch's own")
 
 

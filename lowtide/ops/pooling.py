@@ -21,7 +21,7 @@ from lowtide.ops.library import (
     LIBRARY,
     SMALL,
     constants,
-    require_none,
+    require_kernels,
     require_plain,
     require_wide_floats,
 )
@@ -222,7 +222,7 @@ for _dims in (1, 2, 3):
 def _adaptive(dims: int, fn: str) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, output_size: Any, return_indices: Any = False) -> Val:
         """A given number of windows, which may overlap if the number does not divide the size."""
-        require_none(b)
+        require_kernels(b)
         require_wide_floats(x)
         if return_indices is not False:
             raise Unsupported("the places of what is pooled")

@@ -14,7 +14,7 @@ from lowtide.ir.effects import Effects
 from lowtide.ops.cells import gru_step, lstm_step, plain_step
 from lowtide.ops.contractions import lower_linear
 from lowtide.ops.joins import lower_cat, lower_stack
-from lowtide.ops.library import LIBRARY, require_none, require_wide_floats
+from lowtide.ops.library import LIBRARY, require_kernels, require_wide_floats
 from lowtide.ops.operands import is_list
 from lowtide.ops.registry import op
 from lowtide.ops.scans import Carry
@@ -40,7 +40,7 @@ def _layers(step: Step, states: int) -> Callable[..., list[Val]]:
         batch_first: Any,
     ) -> list[Val]:
         """Return the outputs of the last layer, and the states after the last step."""
-        require_none(b)
+        require_kernels(b)
         given: list[Val] = list(hx) if is_list(hx) else [hx]
         weights: list[Val] = list(params)
         require_wide_floats(x, *given, *weights)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.ops.library import LIBRARY, require_none, require_wide_floats
+from lowtide.ops.library import LIBRARY, require_kernels, require_wide_floats
 from lowtide.ops.operands import Size, Term, constant_float, is_list
 from lowtide.ops.registry import op
 from lowtide.ops.views import view
@@ -46,7 +46,7 @@ def lower_interpolate(
     antialias: Any,
 ) -> Val:
     """Nearest or linear interpolation of all dims but the first two."""
-    require_none(b)
+    require_kernels(b)
     require_wide_floats(x)
     dims = x.ndim - 2
     if dims not in (1, 2, 3) or antialias is not False:
@@ -175,7 +175,7 @@ def _mixed(
 def _shuffle(index: Callable[[Builder, Val, int], tuple[list[Size], Any]]) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, factor: Any) -> Val:
         """Channels become places of an image, or the reverse."""
-        require_none(b)
+        require_kernels(b)
         r = b.static_int(factor)
         if x.ndim < 3 or r < 1:
             raise b.error("a shuffle of other than images")

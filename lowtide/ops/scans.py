@@ -14,7 +14,7 @@ import torch
 
 from lowtide.ir import dtypes
 from lowtide.ir.dtypes import DType
-from lowtide.ops.library import LIBRARY, require_none
+from lowtide.ops.library import LIBRARY, require_kernels
 from lowtide.ops.operands import Size, cast_to, dim_of, wide_on
 from lowtide.ops.reductions import sum_dtype
 from lowtide.ops.registry import op
@@ -59,7 +59,7 @@ class Carry:
 def _running(fn: str, start: float) -> Callable[..., Val]:
     def lower(b: Builder, x: Val, dim: Any, dtype: torch.dtype | None) -> Val:
         """Return the running reduction along a dim."""
-        require_none(b)
+        require_kernels(b)
         result = sum_dtype(x, dtype)
         if result is dtypes.boolean:
             raise Unsupported("a running sum of bools")

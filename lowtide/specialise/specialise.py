@@ -25,7 +25,7 @@ from lowtide.ir.aliases import Statistics
 from lowtide.ir.core import Block, Op, Value, free_values
 from lowtide.ir.named_results import field_names
 from lowtide.ir.python_ops.numbers import UNBOUND
-from lowtide.ops.library import is_none
+from lowtide.ops.library import without_library
 from lowtide.specialise import (
     control,
     kernel_numbers,
@@ -232,7 +232,7 @@ class _Specialiser:
         start = reach.start
         stop, reason, misfit, is_cut = start, "", False, False
         # In exported C, an assertion that fails is a status with the program's own message.
-        self.asserted = frozenset() if is_none() else only_asserted(block)
+        self.asserted = frozenset() if without_library() else only_asserted(block)
         cut, at_cut = start, self.mark()
         for op in block.ops[start : reach.stop]:
             if op is block.terminator:  # of which the region may not have all operands

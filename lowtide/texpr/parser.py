@@ -63,12 +63,11 @@ class Line:
         return ParseError(f"line {self.number}: expected {expected}\n    {self.text}\n    {caret}")
 
     def peek(self) -> tuple[str, str]:
+        """Return the kind and the text of the next token; ("", "") at the end of the line."""
         found = _TOKEN.match(self.text, self.position)
-        return (
-            ("", "")
-            if found is None or not found.lastgroup
-            else (found.lastgroup, found[found.lastgroup])
-        )
+        if found is None or not found.lastgroup:
+            return "", ""
+        return found.lastgroup, found[found.lastgroup]
 
     def take(self, kind: str, expected: str) -> str:
         got, word = self.peek()
@@ -83,7 +82,7 @@ class Line:
         self.position = found.end()
 
     def skip(self, *words: str) -> bool:
-        """Reads these words, if they come next."""
+        """Read these words, if they come next. Return whether they do."""
         begin = self.position
         for word in words:
             if self.peek()[1] != word or self.peek()[0] == "string":
@@ -114,7 +113,7 @@ class Line:
         return dtypes.BY_NAME[name]
 
     def value(self) -> float | int | bool:
-        """A number or a truth, as Python writes it."""
+        """Parse a number or a bool, as Python writes it."""
         sign = -1 if self.skip("-") else 1
         word = self.peek()[1]
         if not (word.isdecimal() or word in (*_FLOATS, "True", "False") or _FLOAT.match(word)):
@@ -174,7 +173,7 @@ class ProgramParser:
         self.blocks: dict[str, Callable[[Line, list[Line]], None]] = {}
 
     def program(self) -> Program:
-        """The Program of all lines."""
+        """Return the Program of all lines."""
         waiting = list(self.lines)
         while waiting:
             line = waiting.pop(0)
@@ -392,7 +391,7 @@ class Scope(IndexReader):
         return tuple(found)
 
     def binder(self, line: Line) -> Axis:
-        """`i:N`."""
+        """Parse one axis, `i:N`."""
         name = line.name()
         line.need(":")
         extent = self.index(line)
@@ -408,7 +407,7 @@ class Scope(IndexReader):
     # -- expressions --
 
     def part(self, line: Line) -> Expr:
-        """`%1[k:3] = …`: a part of the expressions below."""
+        """Parse `%1[k:3] = …`, a part of the expressions below."""
         key = line.take("part", "a part, `%1 = …`")
         if line.skip("["):
             self.binders(line)
@@ -444,7 +443,7 @@ class Scope(IndexReader):
         return line.dtype() if line.skip(":") else usual
 
     def bracketed(self, line: Line, word: str) -> Expr:
-        """Return `x[i, j]` or `sum[j:4](…)`."""
+        """Parse `x[i, j]` or `sum[j:4](…)`."""
         begin = line.position
         line.advance()
         gap = len(line.text[line.position :]) - len(line.text[line.position :].lstrip())
@@ -465,7 +464,7 @@ class Scope(IndexReader):
         return ex.load(word, at, self.of(line, self.dtypes[word]))
 
     def called(self, line: Line, word: str) -> Expr:
-        """Return `exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
+        """Parse `exp(…)`, `select(…)`, `f32(…)` or `at(i)`."""
         if word not in FUNCTIONS and word not in (*dtypes.BY_NAME, "at", "select"):
             raise line.fail(f"a function of elements, such as `exp`, not `{word}`")
         line.advance()

@@ -17,11 +17,11 @@ from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.axes import apart_axes, own_axes, points, reduced_axes, sources
 
-MOST_HELD = 512  # points of an axis that a program holds for each row
-FREELY_HELD = 128  # … even if nothing but reading is saved by that, where there are
-MANY_ROWS = 1 << 13  # rows enough for many programs
+MAX_HELD = 512  # points of an axis that a program may hold for each row
+FREELY_HELD = 128  # the same if holding them only saves reads, and there are
+MANY_ROWS = 1 << 13  # rows, which keep many programs busy
 FEW_PROGRAMS = 256
-MUCH = 1 << 18  # elements that they should not have to write
+MUCH = 1 << 18  # elements: more than few programs should write or compute
 LONG_SUM = 1 << 10  # terms of a value that is better stored than swept over by few programs
 
 
@@ -61,7 +61,7 @@ def _holds_too_much(
         return False
     inner = {a for u in _reductions_read(d, defs) for a in own_axes(u)}
     if not inner.isdisjoint(reduced_axes(d)):
-        return held > MOST_HELD
+        return held > MAX_HELD
     return held > FREELY_HELD or points(apart, hints) < MANY_ROWS
 
 

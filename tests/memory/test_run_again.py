@@ -16,7 +16,7 @@ from torch import Tensor
 
 import lowtide as lt
 from lowtide.budget.cheapest import cheapest
-from lowtide.budget.effects import Effects
+from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates
 from lowtide.budget.outer import Outer
 from lowtide.budget.products import is_product
@@ -59,7 +59,7 @@ class Sections:
         compiled: Any = lt.script(program)
         self.driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
         self.outer = outer = Outer(self.driver, values)
-        self.cutter = Cutter(Effects(outer))
+        self.cutter = Cutter(ObservedEffects(outer))
         self.runs = candidates(outer)
         self.known = Known(
             sources=functools.cache(self.cutter.effects.sources),

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.budget.effects import Effects
+from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates
 from lowtide.budget.outer import Outer
 from lowtide.budget.search import _Least, _Trials, _with_segments, path  # pyright: ignore
@@ -241,7 +241,7 @@ def effects(function: Callable[..., Any], *args: Tensor) -> list[Any]:
     compiled = lt.script(function)
     driver, values = compiled.resolve(compiled.bind(args, {}))
     outer = Outer(Driver(driver.function), values)
-    return Effects(outer).rows
+    return ObservedEffects(outer).rows
 
 
 def with_a_generator(x: Tensor, g: torch.Generator) -> Tensor:
@@ -280,7 +280,7 @@ def test_a_search_ends_where_chunks_leave_nothing_to_segments() -> None:
     driver, values = free.resolve(free.bind((torch.rand(48, 128, 16, requires_grad=True),), {}))
     driver = Driver(driver.function)
     outer = Outer(driver, values)
-    cutter = Cutter(Effects(outer))
+    cutter = Cutter(ObservedEffects(outer))
     chunks = dict.fromkeys(candidates(outer), 16)
     assert chunks
     assert cutter.set_chunked(chunks) >= 0
