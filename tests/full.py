@@ -64,6 +64,10 @@ PARTS = (
     Part(name="fuzz-pointwise", arguments=(*_FUZZ, "--pointwise", "--programs", "500")),
     Part(name="fuzz-gradients", arguments=(*_FUZZ, "--grad", "--programs", "200")),
     Part(name="fuzz-loops", arguments=(*_FUZZ, "--loops", "--programs", "200")),
+    Part(name="fuzz-states", arguments=(*_FUZZ, "--states", "--programs", "200")),
+    Part(name="fuzz-lists", arguments=(*_FUZZ, "--lists", "--programs", "200")),
+    Part(name="fuzz-mixed", arguments=(*_FUZZ, "--mixed", "--programs", "200")),
+    Part(name="fuzz-same-value", arguments=("-m", "tests.fuzz.same_value")),
     Part(
         name="fuzz-torchscript",
         arguments=("-m", "tests.deploy.torchscript.fuzz_torchscript", "--files", "20000"),
