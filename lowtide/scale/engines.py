@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
+    BrokenExecutor,
     CancelledError,
     Executor,
     Future,
@@ -30,6 +31,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
+from lowtide.diagnostics.warned import warn
 from lowtide.errors import LowtideError
 from lowtide.runtime import arena
 from lowtide.scale.chunk_plan import Index
@@ -45,10 +47,10 @@ _AGAIN: Final = 3  # times that a task is submitted again after its parts were l
 Progress: TypeAlias = Callable[[Done | None], None]
 
 
-def run_here(job: Job, progress: Progress) -> None:
-    """Run all tasks in this process."""
+def run_here(job: Job, progress: Progress, tasks: Sequence[Index] | None = None) -> None:
+    """Run these tasks, or all that are left, in this process."""
     arena.keep_tight()  # the last part of an axis is smaller: it takes no block beside the others'
-    todo = job.todo()
+    todo = job.todo() if tasks is None else list(tasks)
     reads = any(s.is_loaded for s in job.sources.values())
     with ThreadPoolExecutor(1) as reader, torch.no_grad():
         held: dict[PartKey, Tensor] = {}
@@ -71,14 +73,27 @@ def _read(job: Job, index: Index, held: Mapping[PartKey, Tensor]) -> dict[PartKe
 
 
 def run_on_executor(job: Job, executor: Executor, progress: Progress) -> None:
-    """Run all tasks on an executor; parts are sent with each task."""
+    """Run all tasks on an executor; parts are sent with each task. A pool that broke, as one of
+    processes does when a process is killed, takes no more tasks: this process runs the rest."""
+    left = dict.fromkeys(job.todo())
+    try:
+        _run_on_executor(job, executor, progress, left)
+    except BrokenExecutor as fault:
+        warn(f"{job.plan.name}: {fault}; this process runs the {len(left):,} tasks that are left")
+        run_here(job, progress, list(left))
+
+
+def _run_on_executor(
+    job: Job, executor: Executor, progress: Progress, left: dict[Index, None]
+) -> None:
+    """`left`: tasks; those whose results have been collected are removed."""
     parcel, waiting = packed(job.split.task), dict[Future[Done], Index]()
     room = _AHEAD * workers_of(executor)
     held: dict[PartKey, Any] = {}
-    left = iter(job.todo())
+    following = iter(list(left))
     try:
         while True:
-            for index in _some(left, room - len(waiting)):
+            for index in _some(following, room - len(waiting)):
                 held = {k: held[k] if k in held else encoded(job.part(k)) for k in job.keys(index)}
                 future = executor.submit(run_task, parcel, *_sent(job, held, index))
                 waiting[future] = index
@@ -86,7 +101,9 @@ def run_on_executor(job: Job, executor: Executor, progress: Progress) -> None:
                 return
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 done = future.result()
-                job.collect(waiting.pop(future), decoded_all(done))
+                index = waiting.pop(future)
+                job.collect(index, decoded_all(done))
+                del left[index]
                 progress(done)
     finally:
         for future in waiting:
@@ -170,9 +187,7 @@ class _Dask:
             found = [f for f in self.waiting if f.status != "pending"]
             if found:
                 return found
-            with contextlib.suppress(
-                asyncio.CancelledError, CancelledError
-            ):  # of a task whose parts were lost
+            with contextlib.suppress(*_CANCELLED):  # of a task whose parts were lost
                 waits(list(self.waiting), return_when=FIRST_COMPLETED)
 
     def _submit(self, index: Index) -> None:
@@ -200,11 +215,22 @@ class _Dask:
             self.parts[key] = found
         return found
 
+    def _gathered(self, futures: Sequence[Any], lost: list[Any]) -> list[tuple[Any, Done]]:
+        """Return futures with their results; those that are cancelled meanwhile are lost, too."""
+        with contextlib.suppress(*_CANCELLED):
+            return list(zip(futures, self.client.gather(list(futures)), strict=True))
+        found = list[tuple[Any, Done]]()
+        for future in futures:
+            try:
+                found.append((future, future.result()))
+            except _CANCELLED:
+                lost.append(future)
+        return found
+
     def _take(self, futures: Sequence[Any]) -> None:
         """Collect the results of futures; submit those again whose parts went with a worker."""
-        lost = {f for f in futures if f.status in ("cancelled", "lost")}
-        whole = [f for f in futures if f not in lost]
-        for future, done in zip(whole, self.client.gather(whole), strict=True):
+        lost = [f for f in futures if f.status in ("cancelled", "lost")]
+        for future, done in self._gathered([f for f in futures if f not in lost], lost):
             index = self.waiting.pop(future)
             self.job.collect(index, decoded_all(done))
             for key in self.job.keys(index):
@@ -221,6 +247,9 @@ class _Dask:
                     "workers that held them"
                 )
             self._submit(index)
+
+
+_CANCELLED: Final = (CancelledError, asyncio.CancelledError)
 
 
 def _is_future(value: object) -> bool:

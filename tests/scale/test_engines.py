@@ -105,6 +105,25 @@ def test_processes() -> None:
         same(executor, *points(300, 200))
 
 
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_killed_process_of_a_pool_changes_nothing() -> None:
+    a, b = points(3000, 2000)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+
+        def kill(done: int, tasks: int) -> None:
+            if done == 2:
+                for pid in list(executor._processes):
+                    os.kill(pid, signal.SIGKILL)
+
+        with pytest.warns(RuntimeWarning, match="this process runs the [0-9]+ tasks that are left"):
+            found = lt.map_chunks(
+                chamfer, a, b, budget="2MB", tasks=24, executor=executor, progress=kill
+            )
+    for x, y in zip(found, lt.map_chunks(chamfer, a, b, budget="2MB", tasks=24), strict=True):
+        assert torch.equal(x, y)
+
+
 @pytest.fixture(scope="module")
 def client() -> Any:
     distributed = pytest.importorskip("distributed")
