@@ -24,6 +24,7 @@ from lowtide import config
 from lowtide.api.explain import Explanation, explain
 from lowtide.budget.dry_run import DryRun, ineligible
 from lowtide.budget.memory import MemoryPlan, plan_memory
+from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.diagnostics.warned import warn
 from lowtide.execute.driver import Driver
 from lowtide.execute.options import Options
@@ -96,6 +97,7 @@ class Compiled(ABC):
         """The program as Python-like source."""
         return python_text(self.program())
 
+    @entry_point
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Return the kernels, the ops that PyTorch runs and why, and the predicted peak in bytes.
 
@@ -104,6 +106,7 @@ class Compiled(ABC):
         why, dry_run = self._dry_run(args, kwargs)
         return explain(self.__name__, dry_run, why)
 
+    @entry_point
     def memory(self, *args: Any, **kwargs: Any) -> MemoryPlan:
         """Return the predicted peak of a call in bytes, as a plan that prints.
 
@@ -112,6 +115,7 @@ class Compiled(ABC):
         why, dry_run = self._dry_run(args, kwargs)
         return plan_memory(dry_run, why)
 
+    @entry_point
     def stages(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
         """Return [(stage, text)] for a call: the program after each stage, the generated source
         last."""

@@ -19,6 +19,7 @@ import torch
 from lowtide.api.compile_module import script_module
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
+from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import CompileError
 from lowtide.execute.options import Options, options_of
 from lowtide.frontend.script import torch_jit_twins
@@ -67,6 +68,7 @@ def script(
 ) -> Callable[[Callable[..., Any]], ScriptFunction]: ...
 
 
+@entry_point
 def script(
     obj: Any = None,
     optimize: None = None,

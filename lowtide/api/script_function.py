@@ -30,7 +30,7 @@ from lowtide.api.torch_jit_members import TorchJitMembers
 from lowtide.budget.drivers import make_driver
 from lowtide.diagnostics import debug, stats
 from lowtide.diagnostics.argument_errors import python_words
-from lowtide.diagnostics.tracebacks import through_user_lines
+from lowtide.diagnostics.tracebacks import entry_point, through_user_lines
 from lowtide.diagnostics.warned import warn
 from lowtide.errors import CompileError
 from lowtide.execute.captures import Reader
@@ -99,7 +99,7 @@ class ScriptFunction(TorchJitMembers):
         driver = self._plain_drivers.get(tuple(map(type, values)))
         if driver is None or (driver.holds is not None and not driver.holds()):
             with watching.aside():
-                driver = self.driver(values)
+                driver = self._built(values)
         try:
             if driver.captured is not None:
                 values = (*values, *driver.captured()[0])
@@ -108,6 +108,10 @@ class ScriptFunction(TorchJitMembers):
             return self._python(*args, **kwargs)
         except Exception as error:
             raise through_user_lines(error) from error.__cause__
+
+    @entry_point
+    def _built(self, values: tuple[Any, ...]) -> Driver:
+        return self.driver(values)
 
     def _python(self, *args: Any, **kwargs: Any) -> Any:
         recorder = active()

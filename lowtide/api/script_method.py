@@ -26,7 +26,7 @@ from lowtide.api.script_function import ScriptFunction, defaults_of
 from lowtide.budget.drivers import make_driver
 from lowtide.budget.dry_run import DryRun
 from lowtide.diagnostics import debug
-from lowtide.diagnostics.tracebacks import through_user_lines
+from lowtide.diagnostics.tracebacks import entry_point, through_user_lines
 from lowtide.diagnostics.warned import warn
 from lowtide.errors import CompileError
 from lowtide.execute.captures import (
@@ -246,7 +246,7 @@ class ScriptMethod(ScriptFunction):
             captured = variant.values()
         if variant is None or captured is None:
             with watching.aside():
-                variant, captured = self._find(values)
+                variant, captured = entry_point(self._find)(values)
         try:
             return variant.driver((*values, *captured))
         except Ineligible:

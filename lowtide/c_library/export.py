@@ -25,6 +25,7 @@ from lowtide.c_library.regions import KernelTexts
 from lowtide.c_library.self_test import self_test
 from lowtide.c_library.source import Library
 from lowtide.c_library.weights import Table
+from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import BackendError, CompileError
 from lowtide.runtime import toolchain
 
@@ -71,6 +72,7 @@ class Export:
         return str(self)
 
 
+@entry_point
 def export_c(
     m: Any,
     directory: str | os.PathLike[str],

@@ -213,13 +213,25 @@ def open_archive(f: Target | bytes) -> Generator[Archive]:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             _refuse_other_formats(file.read(8))
-            made = stack.enter_context(zipfile.ZipFile(file))
+            made = stack.enter_context(_zip(file))
             infos = made.infolist()
             file.seek(-min(size, _END_BYTES), os.SEEK_END)
             end = file.read()
         _check_table(infos, size)
         _check_ends(infos, end)
         yield Archive(made, {info.filename: info for info in infos}, file)
+
+
+def _zip(file: IO[bytes]) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile:
+        file.seek(0)
+        if file.read(2) == b"PK":  # it begins as one
+            raise
+        raise LoadError(
+            "this is not a file of lt.save or torch.jit.save: those are zip archives"
+        ) from None
 
 
 def _refuse_other_formats(head: bytes) -> None:

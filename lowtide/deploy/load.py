@@ -36,6 +36,7 @@ from lowtide.deploy.jsontext import Node
 from lowtide.deploy.loaded import LoadedFunction, SavedMethod
 from lowtide.deploy.torchscript import load as torchscript_load
 from lowtide.deploy.values import Decoder
+from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
 from lowtide.memory import watching
@@ -49,6 +50,7 @@ _lock = threading.Lock()
 _known_classes: dict[bytes, dict[str, type]] = {}
 
 
+@entry_point
 def load(
     f: str | os.PathLike[str] | IO[bytes] | bytes,
     map_location: str | torch.device | dict[str, str] | None = None,

@@ -24,6 +24,7 @@ from lowtide.deploy.entries import Entry, entries_of
 from lowtide.deploy.global_tensors import brought_inside
 from lowtide.deploy.parts import parts_of
 from lowtide.deploy.writer import Writer
+from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import root_of
 from lowtide.version import __version__
@@ -31,6 +32,7 @@ from lowtide.version import __version__
 ExtraFiles = Mapping[str, str | bytes]
 
 
+@entry_point
 def save(
     m: ScriptFunction | ScriptModule,
     f: str | os.PathLike[str] | IO[bytes],

@@ -8,6 +8,9 @@ user's functions; Lowtide's own frames are left out, unless LOWTIDE_DEBUG is set
     File "model.py", line 21, in forward       where the op stands, and who called that function
         raise ValueError("empty")
 
+Of Lowtide's own errors, such as a CompileError, only the user's frames and that of the entry are
+left: the message has the line.
+
 Of code that was made from the author's, from a file say, a note tells the author's line.
 
 A frame is made by compiling a `raise` at that line of that file, as Jinja does. Such a frame knows
@@ -18,21 +21,28 @@ would keep the call's tensors until the next garbage collection.
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Callable
 from types import CodeType, TracebackType
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from lowtide import config
-from lowtide.errors import Loc
+from lowtide.errors import Loc, LowtideError
 from lowtide.ir.interpret import LOC
 
 Error = TypeVar("Error", bound=BaseException)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def through_user_lines(error: Error) -> Error:
-    """Return the exception with such a traceback; unchanged if no op raised it."""
+    """Return the exception with such a traceback; unchanged if no op raised it, and it is not one
+    of Lowtide's."""
     loc: Loc | None = getattr(error, LOC, None)
-    if loc is None or config.current().debug.topics:
+    if config.current().debug.topics:
         return error
+    if loc is None:
+        return error.with_traceback(None) if isinstance(error, LowtideError) else error
     delattr(error, LOC)
     written = loc.written_as()
     if written:
@@ -45,6 +55,19 @@ def through_user_lines(error: Error) -> Error:
         return error.with_traceback(chain)
     finally:
         del error, chain
+
+
+def entry_point(fn: Callable[P, T]) -> Callable[P, T]:
+    """Return a function of the public API whose own errors show the user's frames."""
+
+    @functools.wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return fn(*args, **kwargs)
+        except LowtideError as error:
+            raise through_user_lines(error) from error.__cause__
+
+    return run
 
 
 def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:

@@ -28,8 +28,8 @@ def budget_bytes(size: object, name: str = "budget") -> int:
         raise LowtideError(f"{name}={size!r} is not a number of bytes; {_WRITE}")
     try:
         count = parse_bytes(count.strip() if isinstance(count, str) else int(count))
-    except ValueError as fault:
-        raise LowtideError(f"{name}={size!r} is not a budget; {_WRITE}") from fault
+    except ValueError:
+        raise LowtideError(f"{name}={size!r} is not a budget; {_WRITE}") from None
     if count == 0:
         raise LowtideError(f"{name}={size!r} leaves no byte at all; {_WRITE}")
     return count

@@ -230,7 +230,7 @@ def probe_faults(command: Sequence[str], flags: Sequence[str]) -> tuple[str, ...
     result = run([*command, *flags, f"{stem}.c", "-o", f"{stem}.so"], _PROBE_SECONDS)
     if result.returncode != 0:
         text = result.stdout.decode(errors="replace")
-        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler", text)
+        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler; {OTHER}", text)
     try:
         return probe.faults(f"{stem}.so")
     except OSError as fault:
@@ -263,7 +263,7 @@ def _macros(command: tuple[str, ...], flags: Sequence[str]) -> dict[str, str]:
     result = run([*command, *wanted, "-dM", "-E", "-x", "c", "-"], _PROBE_SECONDS)
     text = result.stdout.decode(errors="replace")
     if result.returncode != 0 or "__VERSION__" not in text:
-        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler", text)
+        raise BackendError(f"`{shlex.join(command)}` does not work as a C compiler; {OTHER}", text)
     found: dict[str, str] = {}
     for line in text.splitlines():
         words = line.split(" ", 2)

@@ -24,7 +24,7 @@ def print_plan(plan: MemoryPlan) -> None:
     for name in ("kind", "value", "source"):
         table.add_column(name, overflow="fold")
     for buffer in plan.buffers:
-        source = "-" if buffer.loc == UNKNOWN_LOC else str(buffer.loc)
+        source = "-" if buffer.loc == UNKNOWN_LOC else buffer.loc.shown()
         cells = (buffer.kind, buffer.name, source)
         table.add_row(f"{buffer.nbytes:,}", *map(escape, cells))
     if plan.buffers:

@@ -32,6 +32,8 @@ from lowtide.tools.profiler.text import HEADERS, cells, short_source
 
 _LIVE_SHOWN = 5
 _LEFT = {"op", "phase", "module", "source"}
+_WIDE = {"phase", "calls", "module"}  # left out of a narrow terminal
+_NARROW_COLUMNS = 100
 _WHOLE = {"phase", "self time", "self bytes", "at peak"}  # not wrapped
 
 
@@ -224,11 +226,13 @@ def _print_rich(prof: Profile, sort_by: str, row_limit: int) -> None:
     shown = first_rows(rows, row_limit)
     console = Console(highlight=False)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in HEADERS:
+    names: list[str] = [n for n in HEADERS if n not in _WIDE or console.width >= _NARROW_COLUMNS]
+    for name in names:
         justify = "left" if name in _LEFT else "right"
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name in _WHOLE)
     for row in shown:
-        table.add_row(*cells(row))
+        found: dict[str, str] = dict(zip(HEADERS, cells(row), strict=True))
+        table.add_row(*(found[name] for name in names))
     console.print(f"peak [bold]{format_bytes(prof.peak_bytes)}[/] ({prof.peak_bytes:,} bytes)")
     console.print(table)
     if len(shown) < len(rows):

@@ -22,7 +22,6 @@ from importlib import resources
 from typing import Any, Final
 
 from lowtide.errors import Loc
-from lowtide.ir.core import Function
 
 _REPORT: Final = "lowtide.memory.report"
 _AROUND: Final = 2  # source lines that are shown around those of the program
@@ -160,8 +159,8 @@ def _source_panes(sources: Iterable[Loc]) -> Iterator[Pane]:
         yield Pane(title=name, region="", lines=tuple(lines))
 
 
-def places_in(function: Function) -> list[Loc]:
-    """Return the places of a program's ops."""
+def places_in(function: Any) -> list[Loc]:
+    """Return the places of the ops of a program, a Function of the IR."""
     return [function.loc, *(op.loc for op in function.walk())]
 
 

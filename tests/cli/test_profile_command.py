@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_a_terminal_gets_a_rich_table(
     out = capsys.readouterr().out
     assert "aten::sub" in out
     assert "held by" in out
+
+
+def test_a_table_fits_a_narrow_terminal(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(script.parent)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert app(["profile", str(script)]) == 0
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    table = out.partition("live at the peak")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert any(line.startswith("aten::sub ") and f"{script.name}:" in line for line in table)
 
 
 def test_memory_of_a_step_of_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,11 +168,11 @@ def _read_source(code: CodeType, file: str, qualname: str) -> FunctionSource:
         return _read_lambda(code)
     try:
         lines, first_line = inspect.getsourcelines(code)
-    except (OSError, TypeError, IndexError) as error:
+    except (OSError, TypeError, IndexError):
         raise CompileError(
             f"the source of {qualname!r} ({file}, line {code.co_firstlineno}) is not available",
-            remedy="the function in a .py file",
-        ) from error
+            remedy="the function in a .py file or a notebook",
+        ) from None
     node, extra_lines = _parse(lines, code)
     return FunctionSource(
         node=node,
