@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "budget": EXECUTE,
     "api": API,
     "deploy": API,
-    "c_library": API,
+    "c_library": API | {"deploy"},
     "scale": API | {"deploy"},
     # Beside the compiler: they see what users see, and what memory it takes.
     "tools": RUNTIME | {"", "memory", "budget"},

@@ -18,12 +18,15 @@ from typing import Any, Final, cast
 
 import torch
 
+from lowtide.api.script import script
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
+from lowtide.c_library import exported_program
 from lowtide.c_library.gather import Entry, gathered
 from lowtide.c_library.regions import KernelTexts
 from lowtide.c_library.self_test import self_test
-from lowtide.c_library.source import Library
+from lowtide.c_library.sizes import Choice
+from lowtide.c_library.source import SETS, Library
 from lowtide.c_library.weights import Table
 from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import BackendError, CompileError
@@ -81,30 +84,32 @@ def export_c(
     name: str = "model",
     target: str | None = None,
     weights: str = "auto",
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int | None] | None = None,
     optimize: str = "speed",
 ) -> Export:
     """Write a compiled function or module as a C library for this machine.
 
-    `m`: what `lt.script`, `lt.trace` or `lt.load` returned. `example_inputs`: a tuple of arguments,
-    or {method: tuple}. `name`: the prefix of files and functions. `weights`: "constants", "file",
-    or "auto": a file above 100 kB. Sizes above 32 in the example stay arguments.
+    `m`: what `lt.script`, `lt.trace` or `lt.load` returned; a `torch.export.ExportedProgram`; or a
+    plain function or module, which `torch.export` captures. `example_inputs`: a tuple of arguments,
+    or {method: tuple}; an ExportedProgram has its own. `name`: the prefix of files and functions.
+    `weights`: "constants", "file", or "auto": a file above 100 kB. Sizes above 32 in the example
+    stay arguments. `sizes`: {"x.shape[0]": 100} makes one a constant, {"x.shape[0]": None} one that
+    is 32 or less an argument.
 
-    Raises ExportError for what has no C, with the source line of each op. `target` and `sizes`
-    other than None, and `optimize` other than "speed", raise CompileError.
+    Raises ExportError for what has no C, with the source line of each op. `target` other than None,
+    and `optimize` other than "speed", raise CompileError.
     """
-    if target is not None or sizes is not None or optimize != "speed":
+    if target is not None or optimize != "speed":
         raise CompileError(
-            "export_c() writes for this machine, with all sizes above 32 as arguments",
-            remedy="target=None, sizes=None, optimize='speed'",
+            "export_c() writes for this machine", remedy="target=None, optimize='speed'"
         )
     if _NAME.fullmatch(name) is None:
         raise CompileError(f"{name!r} is no name for C", remedy="letters, digits and _")
     if weights not in ("auto", "constants", "file"):
         raise CompileError(f"weights={weights!r}", remedy='"auto", "constants" or "file"')
     kernels = KernelTexts()
-    entries = _entries(m, example_inputs, kernels, name.upper())
-    table = Table()
+    entries = _entries(m, example_inputs, kernels, name.upper(), Choice(sizes=sizes or {}))
+    table = Table(name=name)
     for e in entries:
         for a in e.inputs:
             if a.weight is not None:
@@ -119,20 +124,8 @@ def export_c(
     return _write(Path(directory), library)
 
 
-def _entries(m: Any, given: Any, kernels: KernelTexts, upper: str) -> list[Entry]:
-    made: dict[str, tuple[Any, Any]]
-    if isinstance(m, ScriptFunction):
-        made = {m.__name__ if _NAME.fullmatch(m.__name__) else "forward": (m, given)}
-    elif isinstance(m, ScriptModule):
-        rows: dict[str, Any] = {"forward": given}
-        if isinstance(given, Mapping):
-            rows = dict(cast("Mapping[str, Any]", given))
-        made = {k: (getattr(m, k), args) for k, args in rows.items()}
-    else:
-        raise CompileError(
-            f"export_c() takes a compiled function or module, not a {type(m).__name__}",
-            remedy="lt.script(…), lt.trace(…) or lt.load(…) of it",
-        )
+def _entries(m: Any, given: Any, kernels: KernelTexts, upper: str, choice: Choice) -> list[Entry]:
+    made = _methods(_without_wrapper(m), given, choice)
     for name, (_, args) in made.items():
         if args is None:
             raise CompileError(f"{name}() needs example arguments", remedy="example_inputs=(x, …)")
@@ -140,11 +133,50 @@ def _entries(m: Any, given: Any, kernels: KernelTexts, upper: str) -> list[Entry
     while True:
         before = set(state)
         found = [
-            gathered(name, compiled, _as_tuple(args), kernels, state, upper)
+            gathered(name, compiled, _as_tuple(args), kernels, state, upper, choice)
             for name, (compiled, args) in made.items()
         ]
         if len(found) == 1 or state == before:  # all methods know of all state
-            return found
+            break
+    unknown = sorted(choice.sizes.keys() - choice.used)
+    if unknown:
+        names = [d for e in found for d in (*(d for s in e.sizes for d in s.dims), *e.fixed)]
+        raise CompileError(f"sizes={{{unknown[0]!r}: …}}: no such size", remedy=", ".join(names))
+    return found
+
+
+def _without_wrapper(m: Any) -> Any:
+    """Return what `torch.compile` or `lt.compile` was given, if it is their result."""
+    inner = getattr(m, "_orig_mod", None) or getattr(m, "_torchdynamo_orig_callable", None)
+    return m if inner is None else inner
+
+
+def _methods(m: Any, given: Any, choice: Choice) -> dict[str, tuple[Any, Any]]:
+    """Return by name each compiled method and its example arguments."""
+    if isinstance(m, ScriptFunction):
+        return {m.__name__ if _NAME.fullmatch(m.__name__) else "forward": (m, given)}
+    if isinstance(m, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+        return _methods(script(cast("Any", m)), given, choice)
+    if isinstance(m, ScriptModule):
+        rows: dict[str, Any] = {"forward": given}
+        if isinstance(given, Mapping):
+            rows = dict(cast("Mapping[str, Any]", given))
+        return {k: (getattr(m, k), args) for k, args in rows.items()}
+    if not (callable(m) or isinstance(m, torch.export.ExportedProgram)):
+        raise CompileError(
+            f"export_c() takes a function, a module or a program, not a {type(m).__name__}",
+            remedy="lt.script(…), lt.trace(…) or lt.load(…) of it",
+        )
+    args = None if given is None else _as_tuple(given)
+    if isinstance(given, Mapping):
+        raise CompileError("several methods need a compiled module", remedy="lt.script(m)")
+    if not isinstance(m, torch.export.ExportedProgram):
+        if args is None:
+            return {"forward": (m, None)}
+        m = exported_program.captured(m, args)
+    found = exported_program.compiled(m, args)
+    choice.fixed, choice.ranges = found.fixed, found.ranges
+    return {"forward": (found.module.forward, found.arguments)}
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:
@@ -205,12 +237,33 @@ def _flags(found: toolchain.Compiler) -> list[str]:
 
 
 def _cmake(n: str) -> str:
+    upper = n.upper()
+    sets = ""
+    for name, words in SETS.items():
+        features = " ".join(f"-m{word}" for word in words)
+        sets += f"""\
+  add_library({n}_{name} OBJECT {n}.c)
+  target_compile_definitions({n}_{name} PRIVATE {upper}_SET={name})
+  target_compile_options({n}_{name} PRIVATE ${{FLAGS}} {features})
+"""
+    objects = " ".join(f"$<TARGET_OBJECTS:{n}_{name}>" for name in SETS)
     return f"""\
 cmake_minimum_required(VERSION 3.15)
 project({n} C)
-add_library({n} {n}.c)
-target_compile_options({n} PRIVATE -O2 -march=native -ffp-contract=off -fno-math-errno
-  -fno-trapping-math -fwrapv -fno-strict-aliasing -fno-delete-null-pointer-checks)
+option({upper}_NATIVE "compile for this machine alone" OFF)
+set(CMAKE_C_STANDARD 99)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(FLAGS -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv
+  -fno-strict-aliasing -fno-delete-null-pointer-checks)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT {upper}_NATIVE)
+  # one library for all machines: it chooses its instruction set at run time
+{sets}  add_library({n} {n}.c {objects})
+  target_compile_definitions({n} PRIVATE {upper}_DISPATCH)
+  target_compile_options({n} PRIVATE ${{FLAGS}})
+else()
+  add_library({n} {n}.c)
+  target_compile_options({n} PRIVATE ${{FLAGS}} -march=native)
+endif()
 target_include_directories({n} PUBLIC $<BUILD_INTERFACE:${{CMAKE_CURRENT_SOURCE_DIR}}>
   $<INSTALL_INTERFACE:include>)
 target_link_libraries({n} PUBLIC m)

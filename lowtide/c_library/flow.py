@@ -12,7 +12,9 @@ that differs between arms or steps is a variable, too.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from lowtide.c_library import tensor_ops
@@ -21,8 +23,10 @@ from lowtide.c_library.values import (
     MISSING,
     Again,
     Frame,
+    Maybe,
     Real,
     Refused,
+    Rows,
     Tensor,
     Truth,
     c_int,
@@ -33,6 +37,7 @@ from lowtide.c_library.values import (
     is_int,
     tensors_in,
 )
+from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan
 from lowtide.ir.core import Block, Op, Value
 from lowtide.ir.opdefs import MAX_TRIPS
@@ -63,8 +68,15 @@ class Flow(ABC):
         self.around = around
         self.numbers = around.numbers
         self.returns = around.returns
-        self.lines = around.numbers.lines
-        self.zeros: list[frozenset[Index]] = []
+        self.lines: list[str] = around.numbers.lines
+        self.arms: list[Sequence[Index]] = []  # facts of the arms that are joined
+        self.trips: list[Index | None] = []  # of the loops and branches around, at most
+        self.rows: list[Rows] = []
+        self.likes: dict[tuple[Op, int], object] = {}  # what steps assign that nobody had before
+
+    @abstractmethod
+    def raises(self, loc: Loc, text: str) -> str:
+        """Return the statement that ends the call with a message."""
 
     @abstractmethod
     def block(self, plan: BlockPlan, env: Env) -> list[object]:
@@ -113,32 +125,39 @@ class Flow(ABC):
         self,
         arms: Sequence[tuple[str, Callable[[], list[object]]]],
         otherwise: str,
-        zeros: Sequence[frozenset[Index]] = (),
+        facts: Sequence[Sequence[Index]] = (),
     ) -> list[object]:
         """Print arms of which one runs, and return what they have in common: their results. An arm
-        without a condition comes last; `otherwise`: what is done if no condition holds. `zeros`:
-        for each arm, sizes that are 0 there."""
+        without a condition comes last; `otherwise`: what is done if no condition holds. `facts`:
+        for each arm, indices that are >= 0 there."""
         start = self.frame.tick
         printed: list[tuple[str, list[str], list[object] | None]] = []
         outer = self.lines
         for condition, run in arms:
             self.into([])
             self.frame.tick += 1
+            self.trips.append(as_index(1))
+            before = len(self.frame.facts)
+            self.frame.facts += facts[len(printed)] if facts else ()
             try:
                 values: list[object] | None = run()
             except Ended:
                 values = None
             finally:
+                self.trips.pop()
+                del self.frame.facts[before:]
                 inner = self.lines
                 self.into(outer)
             printed.append((condition, inner, values))
         live = [values for _, _, values in printed if values is not None]
-        self.zeros = [z for z, row in zip(zeros, printed, strict=False) if row[2] is not None]
+        known = [facts[k] if facts else () for k, row in enumerate(printed) if row[2] is not None]
         found: list[object] = []
         assigned: list[list[str]] = [[] for _ in live]
         if live:
             for column in zip(*live, strict=True):
+                self.arms = known
                 value, lines = self.joined(column, start)
+                self.arms = []
                 found.append(value)
                 for k, line in enumerate(lines):
                     assigned[k] += line
@@ -171,8 +190,17 @@ class Flow(ABC):
         if not present:
             return MISSING, none
         first = present[0]
+        if len(present) < len(column) or any(isinstance(x, Maybe) for x in column):
+            return self.joined_maybe(column, start)
         if all(_is_same(x, first) for x in present):
             return first, none
+        return self.combined(column, start)
+
+    def combined(self, column: Sequence[object], start: int) -> tuple[object, list[list[str]]]:
+        """Return a new variable or memory for one of these values; see `joined`."""
+        none: list[list[str]] = [[] for _ in column]
+        present = [x for x in column if x is not MISSING]
+        first = present[0]
         if all(_length(x) == _length(first) for x in column) and isinstance(first, tuple):
             made: list[object] = []
             for inner in zip(*cast("Any", column), strict=True):
@@ -190,6 +218,22 @@ class Flow(ABC):
         if all(isinstance(x, Tensor) for x in present):
             return self.joined_tensor(cast("Sequence[Tensor | object]", column), start)
         raise Refused("gives values of several types")
+
+    def joined_maybe(self, column: Sequence[object], start: int) -> tuple[object, list[list[str]]]:
+        """Return a variable that only some of the arms assign."""
+        inner = [x.value if isinstance(x, Maybe) else x for x in column]
+        name = self.frame.fresh("b_")
+        self.lines.append(f"int {name} = 0; (void){name};")
+        arms = self.arms
+        self.arms = [f for f, x in zip(arms, inner, strict=False) if x is not MISSING]
+        value, found = self.combined([x for x in inner if x is not MISSING], start)
+        self.arms = arms
+        rest = iter(found)
+        lines = [[] if x is MISSING else next(rest) for x in inner]
+        for k, x in enumerate(column):
+            flag = x.flag if isinstance(x, Maybe) else str(int(x is not MISSING))
+            lines[k].append(f"{name} = {flag};")
+        return Maybe(value, name), lines
 
     def joined_number(
         self, column: Sequence[object], ctype: str, text: Callable[[object], str]
@@ -212,17 +256,22 @@ class Flow(ABC):
             return Real(name), name
         known = [as_index(cast("Index | int", x)) for x in column if is_int(x)]
         low = 0 if is_size or all(map(nonnegative, known)) else None
-        bound = self.largest(known) if low == 0 else None
+        bound = self.largest(known) if low == 0 and len(known) == len(column) else None
         is_small = all(map(self.frame.is_small, known))
         made = self.frame.variable(low, bound, is_small=is_small)
         return made, c_int(made)[1:-1]
 
     def largest(self, known: Sequence[Index]) -> Index | None:
-        """Return an upper bound in sizes of the call, None if there is none."""
-        try:
-            found, *rest = [self.frame.most(n) for n in known]
-        except Refused:
-            return None
+        """Return an upper bound, in sizes of the call, of ints that the arms give; None if there is
+        none."""
+        bounds: list[Index] = []
+        for k, n in enumerate(known):
+            try:
+                with self.in_arm(k):
+                    bounds.append(self.frame.most(n))
+            except Refused:
+                return None
+        found, *rest = bounds
         for n in rest:
             if nonnegative(n - found):
                 found = n
@@ -230,9 +279,20 @@ class Flow(ABC):
                 found = found + n
         return found
 
-    def is_zero(self, n: Index, arm: int) -> bool:
-        """Return whether the size is 0 in this one of the arms that are joined."""
-        return arm < len(self.zeros) and n in self.zeros[arm]
+    @contextmanager
+    def in_arm(self, arm: int) -> Generator[None]:
+        """Within it, the facts of one of the arms that are joined hold."""
+        known = len(self.frame.facts)
+        self.frame.facts += self.arms[arm] if self.arms else ()
+        try:
+            yield
+        finally:
+            del self.frame.facts[known:]
+
+    def is_equal(self, a: Index, b: Index, arm: int) -> bool:
+        """Return whether two sizes are certainly equal in this one of the arms that are joined."""
+        with self.in_arm(arm):
+            return a is b or (self.frame.is_sure(a - b) and self.frame.is_sure(b - a))
 
     def joined_tensor(
         self, column: Sequence[Tensor | object], start: int
@@ -245,9 +305,11 @@ class Flow(ABC):
         shape: list[Index] = []
         moved: list[list[str]] = [[] for _ in column]
         for sizes in zip(*(x.shape for x in given), strict=True):
-            common = next((n for n in sizes if n.const is None), sizes[0])
-            if all(n is common or (n.const == 0 and self.is_zero(common, k))
-                   for k, n in enumerate(sizes)):  # fmt: skip
+            common = next(
+                (c for c in dict.fromkeys(sizes)
+                 if all(self.is_equal(c, n, k) for k, n in enumerate(sizes))), None,
+            )  # fmt: skip
+            if common is not None:
                 shape.append(common)
                 continue
             n, name = self.variable(sizes[0], sizes, is_size=True)
@@ -297,12 +359,17 @@ class Flow(ABC):
         """Return what `reset` returns to."""
         frame = self.frame
         pieces = [(p.begin, p.end) for p in frame.pieces]
-        return pieces, frame.tick, len(frame.messages), dict(frame.reasons)
+        rows = [(x, x.added, len(x.families)) for x in self.rows]
+        return pieces, frame.tick, len(frame.messages), dict(frame.reasons), rows
 
     def reset(self, mark: tuple[Any, ...]) -> None:
         """Forget what has been printed since."""
         frame = self.frame
-        pieces, frame.tick, messages, frame.reasons = mark
+        pieces, frame.tick, messages, frame.reasons, rows = mark
+        self.rows[:] = [x for x, _, _ in rows]
+        for x, added, count in rows:
+            x.added = added
+            del x.families[count:]
         del frame.pieces[len(pieces) :], frame.messages[messages:]
         for p, (begin, end) in zip(frame.pieces, pieces, strict=True):
             p.begin, p.end = begin, end
@@ -319,7 +386,11 @@ class Flow(ABC):
         return dims of which that turns out."""
         trips, going, init = given
         (block,) = op.blocks
-        args = [self.carried(x, k, varying) for k, x in enumerate(init)]
+        args = [
+            self.unassigned(self.likes[op, k], k, varying)
+            if x is MISSING and (op, k) in self.likes else self.carried(x, k, varying)
+            for k, x in enumerate(init)
+        ]  # fmt: skip
         self.frame.tick += 1
         begin = self.frame.tick
         self.frame.tick += 1
@@ -335,11 +406,25 @@ class Flow(ABC):
         self.lines.append(f"(void){counter};")
         inner, outer = self.inner(plan, block, env)
         outer.update(zip(block.args, [index, *args], strict=True))
-        going_on, *yields = self.block(inner, outer)
+        facts = len(self.frame.facts)
+        last = self.last_of(trips)
+        self.trips.append(None if last is None else last + 1)
+        self.frame.facts.append(as_index(cast("Index | int", trips)) - 1)
+        try:
+            going_on, *yields = self.block(inner, outer)
+        finally:
+            del self.frame.facts[facts:]
+            self.trips.pop()
         self.frame.tick += 1
+        new = [k for k, (arg, x) in enumerate(zip(args, yields, strict=True))
+               if arg is MISSING and x is not MISSING and x is not BROKEN]  # fmt: skip
+        if new:
+            self.likes.update(((op, k), yields[k]) for k in new)
+            return set()
         found = {
             (k, d)
             for k, (arg, x) in enumerate(zip(args, yields, strict=True))
+            for arg, x in [(_value(arg), _value(x))]
             if isinstance(arg, Tensor) and isinstance(x, Tensor) and len(arg.shape) == len(x.shape)
             for d, (a, b) in enumerate(zip(arg.shape, x.shape, strict=True))
             if a is not b and (k, d) not in varying
@@ -347,8 +432,9 @@ class Flow(ABC):
         if found:
             same = [
                 pair for k, d in found
-                if (pair := self.sizes_alike(cast("Tensor", init[k]).shape[d],
-                                             cast("Tensor", yields[k]).shape[d]))
+                if init[k] is not MISSING and
+                (pair := self.sizes_alike(cast("Tensor", _value(init[k])).shape[d],
+                                          cast("Tensor", _value(yields[k])).shape[d]))
             ]  # fmt: skip
             if same:
                 raise Again(same=same)
@@ -384,10 +470,7 @@ class Flow(ABC):
             shape = list(x.shape)
             for d in range(len(shape)):
                 if (k, d) in varying:
-                    bound = self.frame.most(shape[d])
-                    made = self.frame.variable(0, bound)
-                    self.lines.append(f"int64_t {c_int(made)[1:-1]} = {c_int(shape[d])};")
-                    shape[d] = made
+                    shape[d] = self.size_of(shape[d])
             return self.copied(x, shape)
         if is_int(x):
             made = self.frame.variable(None, None)
@@ -400,7 +483,36 @@ class Flow(ABC):
             return value
         if isinstance(x, tuple):
             return tuple(self.carried(e, -1, varying) for e in cast("tuple[object, ...]", x))
+        if isinstance(x, Maybe):
+            flag = self.frame.fresh("b_")
+            self.lines.append(f"int {flag} = {x.flag};")
+            return Maybe(self.carried(x.value, k, varying), flag)
         return x
+
+    def unassigned(self, like: object, k: int, varying: set[tuple[int, int]]) -> Maybe:
+        """Return the variable or memory of what the steps of a loop assign."""
+        if isinstance(like, Maybe):
+            like = like.value
+        flag = self.frame.fresh("b_")
+        self.lines.append(f"int {flag} = 0; (void){flag};")
+        if isinstance(like, Tensor):
+            most = tuple(self.frame.most(n) for n in like.shape)
+            whole = self.memory(like, most)
+            varying |= {(k, d) for d, (a, b) in enumerate(zip(most, like.shape, strict=True))
+                        if a is not b}  # fmt: skip
+            shape = [self.size_of(n, zero=True) if (k, d) in varying else n
+                     for d, n in enumerate(most)]  # fmt: skip
+            return Maybe(replace(whole, shape=tuple(shape)), flag)
+        if not (is_int(like) or is_float(like) or is_bool(like)):
+            raise Refused("carries what is neither a tensor nor a number")
+        zero = False if is_bool(like) else 0 if is_int(like) else 0.0
+        return Maybe(self.carried(zero, k, varying), flag)
+
+    def size_of(self, n: Index, *, zero: bool = False) -> Index:
+        """Return a variable for a size of at most n, which begins as n or 0."""
+        made = self.frame.variable(0, self.frame.most(n))
+        self.lines.append(f"int64_t {c_int(made)[1:-1]} = {0 if zero else c_int(n)};")
+        return made
 
     def assign(self, args: Sequence[object], yields: Sequence[object]) -> None:
         """Print the assignment of what a step yields to the carried variables, all at once."""
@@ -416,6 +528,12 @@ class Flow(ABC):
         self, arg: object, x: object, memory: set[str], now: list[str], later: list[str]
     ) -> None:
         if x is BROKEN or _is_same(arg, x):
+            return
+        if isinstance(arg, Maybe):
+            value, flag = (x.value, x.flag) if isinstance(x, Maybe) else (x, "1")
+            self.assigned(arg.value, value, memory, now, later)
+            if flag != arg.flag:
+                later.append(f"{arg.flag} = {flag};")
             return
         if isinstance(arg, Tensor) and isinstance(x, Tensor):
             if (arg.dtype, len(arg.shape)) != (x.dtype, len(x.shape)):
@@ -450,6 +568,10 @@ class Flow(ABC):
                 later.append(f"{text(arg).strip('()')} = {name};")
                 return
         raise Refused("carries values of several types")
+
+
+def _value(x: object) -> object:
+    return x.value if isinstance(x, Maybe) else x
 
 
 def _length(x: object) -> int | None:

@@ -12,7 +12,7 @@ Invariant: all that PyTorch would do in this process is C here; else ExportError
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -22,10 +22,12 @@ from lowtide import config
 from lowtide.c_library.answers import answered
 from lowtide.c_library.flow import BROKEN
 from lowtide.c_library.regions import KernelTexts, nbytes
+from lowtide.c_library.sizes import Choice, Size
 from lowtide.c_library.values import (
     MISSING,
     Again,
     Frame,
+    Growth,
     Real,
     Refused,
     Tensor,
@@ -37,6 +39,7 @@ from lowtide.c_library.values import (
     is_bool,
     is_float,
     is_int,
+    of_torch,
 )
 from lowtide.c_library.walk import Walker
 from lowtide.codegen.host import region as host
@@ -44,10 +47,10 @@ from lowtide.compiler import simplified
 from lowtide.errors import ExportError
 from lowtide.execute.driver import Driver
 from lowtide.ir.core import Block, Function, Op, Value
-from lowtide.ir.dtypes import DType, from_torch
+from lowtide.ir.dtypes import DType
 from lowtide.ir.literals import is_literal
 from lowtide.specialise.region_boundaries import static_reason
-from lowtide.specialise.signature import SMALL, size_symbol
+from lowtide.specialise.signature import LARGE, SMALL, Ineligible, size_symbol
 from lowtide.texpr.index import Index, as_index
 from lowtide.torch_private.pytree import leaves
 
@@ -88,17 +91,6 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """A size of the call: its symbol, the dims that have it, the least that is taken, and that of
-    the example."""
-
-    symbol: str
-    dims: tuple[str, ...]
-    least: int
-    example: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """A tensor or number of the module that the program changes: a field of the state."""
 
@@ -109,11 +101,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """See the module's text. `inputs`: the caller's, then the weights. `constants`: ints of the
-    call that must be those of the example. `expected`: what it returns for the example, flat."""
+    """See the module's text. `fixed`: dims that are constants, as "x.shape[0]". `inputs`: the
+    caller's, then the weights. `constants`: ints of the call that must be those of the example.
+    `expected`: what it returns for the example, flat."""
 
     name: str
     sizes: tuple[Size, ...]
+    fixed: Mapping[str, int]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     constants: Mapping[str, int]
@@ -126,11 +120,15 @@ class Entry:
 
 @dataclass(slots=True)
 class Settings:
-    """The findings of earlier rounds: sizes that are constants or equal, and keys of state."""
+    """The findings of earlier rounds: sizes that are constants or equal, and keys of state.
+    `least`: of sizes that may not be smaller; `floor`: of all sizes; `growths`: of lists."""
 
     constant: set[str] = field(default_factory=set[str])
     same: dict[str, str] = field(default_factory=dict[str, str])
     state: set[str] = field(default_factory=set[str])
+    least: dict[str, int] = field(default_factory=dict[str, int])
+    floor: int = 0
+    growths: dict[Op, Growth | None] = field(default_factory=dict[Op, Growth | None])
 
     def name_of(self, name: str) -> str:
         """Return the name of a size among those that are equal to it."""
@@ -146,6 +144,10 @@ class Settings:
             if a != b:
                 self.same[b] = a
         self.constant.update(found.constant)
+        if found.constant or found.same or found.least:
+            self.growths = dict.fromkeys(self.growths)  # their sizes are other ones now
+        self.growths.update(found.growths)
+        self.least.update(found.least)
 
 
 def gathered(
@@ -155,6 +157,7 @@ def gathered(
     kernels: KernelTexts,
     state: set[str],
     upper: str,
+    choice: Choice,
 ) -> Entry:
     """Return what the C function is made of. `state`: keys of state that other functions of the
     library have; those of this one are added. Raises ExportError."""
@@ -164,18 +167,40 @@ def gathered(
     found = Settings(state=state)
     with torch.no_grad():
         with config.override(products="kernels", kernels_only=True):
-            for _ in range(_MOST_ROUNDS):
-                try:
-                    entry = _Printed(name, function, values, given, kernels, found, upper).entry()
-                except Again as retry:
-                    found.add(retry)
-                    continue
-                break
-            else:
-                raise AssertionError("the sizes of an exported function do not settle")
+            entry = _with_fewest_gaps(lambda: _Printed(
+                name, function, values, given, kernels, found, upper, choice
+            ), found)  # fmt: skip
         with config.override(products="kernels"):
             expected = _flat(_called(function, values, given, found.state))
     return replace(entry, expected=tuple(expected))
+
+
+def _with_fewest_gaps(make: Callable[[], _Printed], found: Settings) -> Entry:
+    """Return the function for sizes from 0 on; if data-dependent sizes then have no code in some
+    cases, from 1 or 2 on, if there are fewer such cases. Raises ExportError."""
+    made: list[Entry] = []
+    problems: list[ExportError] = []
+    for floor in (0, 1, 2):
+        found.floor = floor
+        found.growths = dict.fromkeys(found.growths)
+        try:
+            made.append(_settled(make, found))
+        except ExportError as error:
+            problems.append(error)
+        if made and not made[-1].frame.gaps:
+            break
+    if not made:
+        raise problems[-1]
+    return min(made, key=lambda entry: entry.frame.gaps)
+
+
+def _settled(make: Callable[[], _Printed], found: Settings) -> Entry:
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return make().entry()
+        except Again as retry:
+            found.add(retry)
+    raise AssertionError("the sizes of an exported function do not settle")
 
 
 def _contiguous(v: Any) -> Any:
@@ -203,8 +228,11 @@ def _called(function: Function, values: Sequence[Any], given: int, state: set[st
             held.append((owner, name, old, old.clone() if isinstance(old, torch.Tensor) else old))
             break
     mine = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+    driver = Driver(function)
     try:
-        return Driver(function)(mine)
+        return driver(mine)
+    except Ineligible:  # tensors of a type that kernels do not have
+        return driver.run_eager(mine)
     finally:
         for owner, name, old, copy in held:
             if isinstance(old, torch.Tensor):
@@ -249,7 +277,7 @@ def _with_constants(
 def _is_of_tensors(x: Any) -> bool:
     if isinstance(x, tuple | list):
         return all(map(_is_of_tensors, cast("Sequence[Any]", x)))
-    return isinstance(x, torch.Tensor) and from_torch(x.dtype) is not None
+    return isinstance(x, torch.Tensor) and of_torch(x.dtype) is not None
 
 
 class _Printed:
@@ -264,11 +292,14 @@ class _Printed:
         kernels: KernelTexts,
         settings: Settings,
         upper: str,
+        choice: Choice,
     ) -> None:
+        self.choice = choice
         self.name, self.function, self.values, self.given = name, function, values, given
         self.settings, self.upper = settings, upper
         self.frame = Frame()
         self.sizes: dict[str, Size] = {}
+        self.fixed: dict[str, int] = {}
         self.free: set[str] = set()
         self.inputs: list[Argument] = []
         self.weights: list[Argument] = []
@@ -301,6 +332,7 @@ class _Printed:
         walker.state_name = self.state_name
         walker.used_outputs = self.outputs_of
         walker.is_assigned = self.is_assigned
+        walker.growths = self.settings.growths
         walker.lines += self.read
         found = walker.run(env)
         self.raise_reasons(found, walker)
@@ -311,6 +343,7 @@ class _Printed:
         return Entry(
             name=self.name,
             sizes=tuple(self.sizes.values()),
+            fixed=self.fixed,
             inputs=(*self.inputs, *weights),
             outputs=tuple(outputs),
             constants=self.constants,
@@ -346,7 +379,7 @@ class _Printed:
         label = self.label(name)
         if isinstance(value, torch.Tensor):
             sizes = [self.size(n, f"{shown}.shape[{d}]", "v") for d, n in enumerate(value.shape)]
-            dtype = from_torch(value.dtype)
+            dtype = of_torch(value.dtype)
             assert dtype is not None
             at = self.frame.fresh("g_")
             made = Argument(name=label, shown=shown, dtype=dtype, shape=tuple(sizes), at=at)
@@ -369,14 +402,27 @@ class _Printed:
         own = f"{letter}{self.spots}"
         self.spots += 1
         name = self.settings.name_of(own)
+        chosen = self.choice.of(own, shown, n)
         is_constant = name in self.settings.constant or own in self.settings.constant
-        if is_constant or (letter == "v" and n <= SMALL):
+        if chosen is False and is_constant:
+            raise ExportError([(self.function.loc, f"an op needs {shown} as a constant")])
+        if is_constant or (letter == "v" and n <= SMALL if chosen is None else chosen):
+            self.fixed.update([(shown, n)] if letter == "v" else [])
             return as_index(n)
-        least = {"v": 2, "i": 0, "n": -(2**39)}[name[0]]
+        least, most = self.choice.ranges.get(shown, (0, LARGE))
+        least = max(least, self.settings.least.get(name, min(self.settings.floor, n)))
         known = self.sizes.get(name)
+        if known is not None:
+            least, most = max(least, known.least), min(most, known.most)
+        if name[0] == "n" and not least:
+            least = -(2**39)
         dims = (*(known.dims if known else ()), shown)
-        self.sizes[name] = Size(symbol=name, dims=dims, least=least, example=n)
-        return size_symbol(name, {"v": 2, "i": 0, "n": None}[name[0]])
+        self.sizes[name] = Size(symbol=name, dims=dims, least=least, most=most, example=n)
+        if name[0] == "v":
+            if n < least:
+                raise ExportError([(self.function.loc, f"{shown} must be at least {least}")])
+            self.frame.least[name] = least
+        return size_symbol(name, None if name[0] == "n" else min(least, 2))
 
     # -- the module --
 
@@ -451,7 +497,7 @@ class _Printed:
         """Return a tensor of the module: a weight, or a field of the state."""
         if key in self.known:
             return self.known[key]
-        dtype = from_torch(value.dtype)
+        dtype = of_torch(value.dtype)
         if dtype is None:
             raise ExportError([(self.function.loc, f"`{key}` is a tensor of {value.dtype}")])
         shape = tuple(as_index(n) for n in value.shape)

@@ -19,7 +19,9 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.c_library.numbers import Numbers
+from lowtide.c_library.sizes import limit
 from lowtide.c_library.values import (
+    MISSING,
     Again,
     Frame,
     Real,
@@ -37,6 +39,7 @@ from lowtide.codegen.host.c_driver import CDriver, NotPrinted, Piece, c_name
 from lowtide.execute.region import Region
 from lowtide.execute.standing import Decide, Leaf, leaves
 from lowtide.ir.core import Value, free_values
+from lowtide.ir.python_ops.numbers import UNBOUND
 from lowtide.specialise.abstract import Abs, Place
 from lowtide.specialise.abstract import Place as _Place
 from lowtide.specialise.signature import (
@@ -83,12 +86,12 @@ class Surroundings:
 @dataclass(slots=True, kw_only=True)
 class Arm:
     """One way to run the region. `condition`: C; `emit` prints it and returns its results.
-    `zeros`: sizes that are 0 there."""
+    `facts`: indices that are >= 0 there."""
 
     condition: str
     results: Sequence[Value]
     emit: Callable[[], dict[Value, object]]
-    zeros: frozenset[Index] = frozenset()
+    facts: Sequence[Index] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +149,19 @@ def _of_sizes(
     outputs: Callable[[Sequence[host.Operand]], Mapping[int, str]],
 ) -> Call:
     spots = dict(_spots(live))
-    found = _leaves(around, region, live, spots)
+    found, missing = _leaves(around, region, live, spots)
     first = found[0]
+    if first.host is not None and any(
+        isinstance(x, Leaf) and x.host is not None and x.stop > first.stop for x in missing
+    ):
+        region = _parted(region, first.stop)  # so that all leaves stop at the same op
+        found, missing = _leaves(around, region, live, spots)
+        first = found[0]
+    if first.host is not None:
+        outer = _outer(spots, first)
+        guards = [x.guards if isinstance(x, Leaf) else x for x in missing]
+        rows = [{_in(index, outer): holds for index, holds in row.items()} for row in guards]
+        limit(around.frame, around.sizes, rows)
     if first.host is None:
         if first.stop > region.ops.start and first.reason:
             raise Refused(first.reason, first.loc)
@@ -163,14 +177,13 @@ def _of_sizes(
             for index, holds in leaf.guards.items()
             if not around.frame.is_sure(_in(index, outer) if holds else -_in(index, outer) - 1)
         ]
-        zeros = frozenset(
-            _in(index, outer) + 1
-            for index, holds in leaf.guards.items()
-            if not holds and around.frame.is_sure(_in(index, outer) + 1)
-        )
+        facts = [
+            index if holds else -index - 1
+            for index, holds in ((_in(index, outer), holds) for index, holds in leaf.guards.items())
+        ]
         emit = _Leaf(around, region, leaf, live, outer, outputs if len(found) == 1 else None, known)
         arms.append(Arm(
-            condition=" && ".join(tests), results=leaf.results, emit=emit.emitted, zeros=zeros
+            condition=" && ".join(tests), results=leaf.results, emit=emit.emitted, facts=facts
         ))  # fmt: skip
     finished = first.stop == len(region.ops.block.ops)
     return Call(arms=arms, stop=first.stop, reason=first.reason, finished=finished)
@@ -178,9 +191,9 @@ def _of_sizes(
 
 def _leaves(
     around: Surroundings, region: Region, live: Sequence[object], spots: Mapping[Spot, Index]
-) -> list[Leaf]:
-    """Return the region's leaves. An int that the run computes has no value in the example: another
-    one is tried, if the region does not fit the first."""
+) -> tuple[list[Leaf], list[Leaf | Mapping[Index, bool]]]:
+    """Return what `leaves` gives. An int that the run computes has no
+    value in the example: another one is tried, if the region does not fit the first."""
     examples = around.frame.examples
     names = {n for x in spots.values() for n in symbols(x)} & around.frame.runtime
     kept = dict(examples)
@@ -193,13 +206,13 @@ def _leaves(
             made.alike = _alike(spots)
             region = replace(region, signatures=made)
             try:
-                values = [_concrete(around, x) for x in live]
-                found = leaves(region, values, _decider(around, spots))
+                values = [concrete(around, x) for x in live]
+                found, missing = leaves(region, values, _decider(around, spots))
             except Ineligible as why:
                 raise Refused(f"is given {why}") from None
             if found[0].host is not None or found[0].stop == region.ops.start or not names:
                 break
-        return found
+        return found, missing
     finally:
         examples.update(kept)
 
@@ -264,7 +277,7 @@ def _level(around: Surroundings, spot: Spot, n: Index) -> int:
     return VARIES if nonnegative(n) else ANY
 
 
-def _concrete(around: Surroundings, x: object) -> Any:
+def concrete(around: Surroundings, x: object) -> Any:
     """Return a value of the example that stands for `x`; a tensor has no memory."""
     match x:
         case Tensor():
@@ -278,12 +291,14 @@ def _concrete(around: Surroundings, x: object) -> Any:
             return False  # no op of the region reads it
         case Thing():
             return x.value
+        case _ if x is MISSING:
+            return UNBOUND
         case tuple():
-            return tuple(_concrete(around, e) for e in cast("tuple[object, ...]", x))
+            return tuple(concrete(around, e) for e in cast("tuple[object, ...]", x))
         case list():
-            return [_concrete(around, e) for e in cast("list[object]", x)]
+            return [concrete(around, e) for e in cast("list[object]", x)]
         case dict():
-            return {k: _concrete(around, e) for k, e in cast("dict[Any, object]", x).items()}
+            return {k: concrete(around, e) for k, e in cast("dict[Any, object]", x).items()}
         case _:
             return x
 
@@ -389,8 +404,9 @@ class _Leaf:
             self._statement(s)
         for w in program.writes:
             self._write(w)
-        found = [self.value(x) for x in program.results]
-        return dict(zip(self.leaf.results, found, strict=True))
+        undefined = {op.result for op in self.region.ops.block.ops if op.name == "undef"}
+        rows = zip(self.leaf.results, program.results, strict=True)
+        return {v: MISSING if v in undefined else self.value(x) for v, x in rows}
 
     def _statement(self, s: host.Statement) -> None:
         match s:

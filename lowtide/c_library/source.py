@@ -21,11 +21,10 @@ import torch
 from lowtide.c_library import numbers, tensor_ops
 from lowtide.c_library.gather import Argument, Entry, Kept
 from lowtide.c_library.regions import MOST_THREADS, KernelTexts
-from lowtide.c_library.values import c_real
+from lowtide.c_library.values import c_real, of_torch
 from lowtide.c_library.weights import Table
 from lowtide.codegen.c.c_names import HELPERS, c_index
 from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
-from lowtide.ir.dtypes import from_torch
 from lowtide.runtime import abi
 from lowtide.texpr.index import Index, as_index, product
 
@@ -41,8 +40,14 @@ _WARNINGS = ("unused-function", "unused-variable", "unused-parameter", "unused-b
              "incompatible-pointer-types-discards-qualifiers")  # fmt: skip
 _HELPERS: Final = (
     (numbers.HELPERS, r"\blt_(?:int|real|from)_"),
-    (tensor_ops.HELPERS, r"\blt_(?:sorted|places|choose)\b|\blt_(?:sorted|places)_"),
+    (tensor_ops.HELPERS, r"\blt_(?:sorted|places|choose|put)\b|\blt_(?:sorted|places)_"),
 )
+# Instruction sets of x86-64, the best first: the features that a machine needs, and its flags.
+SETS: Final[dict[str, tuple[str, ...]]] = {
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma", "bmi", "bmi2"),
+    "avx2": ("avx2", "fma", "bmi", "bmi2"),
+    "base": (),
+}
 _NUMBERS: Final = {"int": "int64_t", "float": "double", "bool": "uint8_t"}
 
 
@@ -119,6 +124,9 @@ class Library:
             f"{s.symbol} = {' = '.join(s.dims)}, at least {max(s.least, 0)}" for s in e.sizes
         )
         yield f"\n/* {e.name}: {says or 'all sizes are constant'} */"
+        if e.fixed:
+            rows = ", ".join(f"{dim} = {n}" for dim, n in e.fixed.items())
+            yield f"/* constant, as in the example: {rows} */"
         yield f"typedef struct {{ {fields} }} {f}_sizes;"
         yield f"size_t {f}_workspace_bytes(const {f}_sizes *);"
         outs = self._shapes(e)
@@ -135,7 +143,7 @@ class Library:
                 if a.kind == "tensor")  # fmt: skip
         return "".join(rows)
 
-    def _signature(self, e: Entry) -> str:
+    def _signature(self, e: Entry, named: str = "{}") -> str:
         f = f"{self.name}_{e.name}"
         inputs = [_parameter(a, is_input=True) for a in given(e)]
         outputs = [_parameter(a, is_input=False) for a in e.outputs]
@@ -143,7 +151,7 @@ class Library:
                 *([f"{self.name}_state *state"] if e.state else []), "void *workspace_given",
                 "size_t workspace_bytes", f"const {self.name}_pool *pool_or_null"]  # fmt: skip
         parts = ", ".join([f"const {f}_sizes *sizes", *inputs, *outputs, *rest])
-        return f"{self.name}_status {f}({parts})"
+        return f"{self.name}_status {named.format(f)}({parts})"
 
     # ---- source -------------------------------------------------------------------------------
 
@@ -155,16 +163,21 @@ class Library:
         parts = [
             f'#include "{n}.h"\n#include <math.h>\n#include <string.h>',
             ignored,
+            _sets(upper),
+            f"#ifndef {upper}_DISPATCH",
             *self._kernels(),
+            "#endif",
             "#undef LT_INLINE\n#define LT_INLINE static inline\n" + HELPERS,
             "static int64_t lt_aligned(int64_t n) { return (n + 63) / 64 * 64; }",
             LAYOUT,
             *(h for h, names in _HELPERS if self._calls(names)),
+            self.table.c_text(n, upper),
+            f"#ifndef {upper}_SET",
             f"const char *{n}_strerror({n}_status s) {{\n"
             f"  static const char *const words[] = {{{words}}};\n"
             f'  return (unsigned)s < {len(STATUSES)} ? words[s] : "unknown";\n}}',
-            self.table.c_text(n, upper),
             *self._state_init(),
+            "#endif",
             *(text for e in self.entries for text in self._entry(e)),
         ]
         return "\n\n".join(parts) + "\n"
@@ -223,6 +236,7 @@ class Library:
         offsets = f"int64_t offsets[{count}]; (void)offsets;"
         if isinstance(table, tuple):
             offsets = f"const int64_t *offsets = {f}_offsets; (void)offsets;"
+        yield f"#ifndef {upper}_SET"
         yield (
             f"size_t {f}_workspace_bytes(const {f}_sizes *sizes) {{\n"
             f"  if ({f}_check(sizes)) return 0;\n  {offsets}\n  return (size_t){needed};\n}}"
@@ -243,8 +257,24 @@ class Library:
                 "  const int64_t k = workspace ? *(const int64_t *)workspace : 0;\n"
                 f"  return words[k > 0 && k <= {len(e.frame.messages)} ? k : 0];\n}}"
             )
+        yield f"#endif\n#ifdef {upper}_DISPATCH"
+        yield from self._dispatch(e)
+        yield "#else"
         lines = self._body(e, symbols, offsets, needed)
-        yield f"{self._signature(e)} {{\n{_lines(lines)}}}"
+        yield f"{self._signature(e, named='LT_ENTRY({})')} {{\n{_lines(lines)}}}"
+        yield "#endif"
+
+    def _dispatch(self, e: Entry) -> Iterator[str]:
+        """Yield the entry that calls the one of the machine's instruction set."""
+        for name in SETS:
+            yield f"{self._signature(e, named='{}_' + name)};"
+        args = ", ".join(re.findall(r"(\w+)(?:\[\d+\])?(?=[,)])", self._signature(e)))
+        calls = [f"if (lt_has_{name}()) return {self.name}_{e.name}_{name}({args});"
+                 for name in SETS if name != "base"]  # fmt: skip
+        yield (
+            f"{self._signature(e)} {{\n{_lines(calls)}"
+            f"  return {self.name}_{e.name}_base({args});\n}}"
+        )
 
     def _pieces(self, e: Entry) -> list[Piece]:
         first, *others = e.frame.pieces
@@ -302,7 +332,7 @@ class Library:
     def _checks(self, e: Entry) -> Iterator[str]:
         bad = f"return {self.upper}_BAD_SIZE;"
         for s in e.sizes:
-            yield f"if (z_{s.symbol} < {s.least} || z_{s.symbol} > (1LL << 40)) {bad}"
+            yield f"if (z_{s.symbol} < {s.least} || z_{s.symbol} > {s.most}LL) {bad}"
         for test in dict.fromkeys(self._too_large(e)):
             yield f"if ({test}) {bad}"
 
@@ -314,6 +344,30 @@ class Library:
                 if len(monomial) > 1 or (monomial and abs(factor) > 1 << 20):
                     parts = (f"(double)({c_index(as_index(a))})" for a in monomial)
                     yield f"{' * '.join([f'{abs(factor)}.0', *parts])} > 1e18"
+
+
+def _sets(upper: str) -> str:
+    """Return the macros by which the file is compiled once for each instruction set, and once more
+    for the functions that choose among them. Without these macros it is complete by itself."""
+    tests = ""
+    for name, words in SETS.items():
+        every = " && ".join(f'__builtin_cpu_supports("{word}")' for word in words)
+        tests += f"static int lt_has_{name}(void) {{\n  return {every};\n}}\n" if every else ""
+    return f"""\
+#if defined(_WIN32)
+#define LT_HIDDEN
+#else
+#define LT_HIDDEN __attribute__((visibility("hidden")))
+#endif
+#ifdef {upper}_SET
+#define LT_JOIN_(a, b) a##_##b
+#define LT_JOIN(a, b) LT_JOIN_(a, b)
+#define LT_ENTRY(name) LT_HIDDEN LT_JOIN(name, {upper}_SET)
+#else
+#define LT_ENTRY(name) name
+#endif
+#ifdef {upper}_DISPATCH
+{tests}#endif"""
 
 
 def given(e: Entry) -> list[Argument]:
@@ -337,7 +391,7 @@ def _is_tensor(x: Kept) -> bool:
 
 def _field(x: Kept) -> str:
     if isinstance(x.value, torch.Tensor):
-        dtype = from_torch(x.value.dtype)
+        dtype = of_torch(x.value.dtype)
         assert dtype is not None
         return f"{CTYPES[dtype.name]} {x.name}[{max(x.value.numel(), 1)}]"
     return f"{_NUMBERS[type(x.value).__name__]} {x.name}"

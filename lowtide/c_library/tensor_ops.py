@@ -14,6 +14,7 @@ any number, and equal values keep their order, as in PyTorch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from lowtide.c_library.numbers import Numbers
@@ -79,15 +80,16 @@ static void lt_sorted_{name}(const char *x_, char *values_, char *places_, int64
 
 def _places_text(name: str, ctype: str) -> str:
     return f"""\
+/* place k of what is true has its index in dim d at k * row + d * dim */
 static int64_t lt_places_{name}(const char *x_, char *out_, int64_t n, int64_t dims,
-                                const int64_t *sizes) {{
+                                const int64_t *sizes, int64_t row, int64_t dim) {{
   const {ctype} *x = (const {ctype} *)(const void *)x_;
   int64_t *out = (int64_t *)(void *)out_, count = 0;
   for (int64_t i = 0; i < n; i++) {{
     if (!(x[i] != 0)) continue;
     int64_t rest = i;
     for (int64_t d = dims - 1; d >= 0; d--) {{
-      out[count * dims + d] = rest % sizes[d];
+      out[count * row + d * dim] = rest % sizes[d];
       rest /= sizes[d];
     }}
     count++;
@@ -106,6 +108,15 @@ static int64_t lt_choose(char *out, const char *x, const char *mask, int64_t n, 
     if (mask[i]) memcpy(out + nbytes * count++, x + nbytes * i, (size_t)nbytes);
   return count;
 }
+static int64_t lt_put(char *x, const char *values, const char *mask, int64_t n, int64_t nbytes,
+                      int64_t count) {
+  int64_t k = 0;
+  for (int64_t i = 0; i < n; i++) k += mask[i] != 0;
+  if (k != count) return 1;
+  for (int64_t i = k = 0; i < n; i++)
+    if (mask[i]) memcpy(x + nbytes * i, values + nbytes * k++, (size_t)nbytes);
+  return 0;
+}
 """
 )
 
@@ -114,6 +125,7 @@ _PARAMETERS: Final[Mapping[str, tuple[tuple[str, object], ...]]] = {
     "argsort": (("dim", -1), ("descending", False), ("stable", None)),
     "topk": (("k", None), ("dim", -1), ("largest", True), ("sorted", True)),
     "nonzero": (("as_tuple", False),),
+    "where": (),
     "item": (),
     "tolist": (),
     "masked_select": (("mask", None),),
@@ -151,7 +163,7 @@ def made(frame: Frame, numbers: Numbers, op: Op, given: Sequence[Any]) -> list[o
     target = op.name.removeprefix("torch.")
     if op.name == "call_torch":
         target = str(op.attrs["target"]).rpartition(".")[2]
-    if target not in _PARAMETERS:
+    if target not in _PARAMETERS or (target == "where" and len(given) > 1):
         return None
     found = _bound(op, target, given[1:])
     match target:
@@ -173,6 +185,8 @@ def made(frame: Frame, numbers: Numbers, op: Op, given: Sequence[Any]) -> list[o
             return _results(op, _sorted(frame, numbers, x, dim, kept, found["largest"]))
         case "nonzero":
             return _nonzero(frame, numbers, x, found["as_tuple"])
+        case "where":
+            return _nonzero(frame, numbers, x, True)
         case "masked_select" if isinstance(found["mask"], Tensor):
             mask: Tensor = found["mask"]
             if mask.shape == x.shape:
@@ -263,8 +277,8 @@ def _sorted(
     return [values, places]
 
 
-def _chosen(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> Tensor:
-    """Return x[mask]."""
+def _check_mask(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> None:
+    """Print the check that a mask has the sizes of the dims that it stands for."""
     rank = len(mask.shape)
     if not rank or rank > len(x.shape):
         raise Refused("has a mask of other dims")
@@ -277,6 +291,33 @@ def _chosen(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> Tensor:
             if len(names) == 2:
                 raise Again(same=[(names[0], names[1])])
             numbers.lines.append(_bad(f"{c_index(a)} != {c_index(b)}"))
+
+
+def mask_set(frame: Frame, numbers: Numbers, op: Op, given: Sequence[Any]) -> bool:
+    """Print `x[mask] = values` for a tensor that has one row for each place of the mask. Return
+    whether it is so."""
+    if op.attrs.get("target") != "Tensor.__setitem__" or op.attrs.get("spec") != ("tensor",):
+        return False
+    x, mask, values = given
+    if not isinstance(mask, Tensor) or mask.dtype is not dtypes.boolean:
+        return False
+    rest = x.shape[len(mask.shape) :]
+    if not isinstance(values, Tensor) or values.dtype is not x.dtype:
+        return False
+    if values.shape[1:] != rest or not values.shape or values.shape[0].const == 1:
+        return False  # one row for all places
+    _check_mask(frame, numbers, x, mask)
+    frame.touch(x, mask, values)
+    row, n = product(rest) * x.dtype.itemsize, product(mask.shape)
+    counts = ", ".join(map(c_int, (n, row, values.shape[0])))
+    numbers.lines.append(_bad(f"lt_put({x.at}, {values.at}, {mask.at}, {counts})"))
+    return True
+
+
+def _chosen(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> Tensor:
+    """Return x[mask]."""
+    _check_mask(frame, numbers, x, mask)
+    rank = len(mask.shape)
     count, rest = product(x.shape[:rank]), x.shape[rank:]
     frame.touch(x, mask)
     buffer = memory(frame, x.dtype, (count, *rest))
@@ -293,24 +334,23 @@ def _chosen(frame: Frame, numbers: Numbers, x: Tensor, mask: Tensor) -> Tensor:
 def _nonzero(frame: Frame, numbers: Numbers, x: Tensor, as_tuple: bool) -> list[object]:
     if x.dtype.name not in _SORTED or not x.shape:
         raise Refused(f"of a tensor of {x.dtype.name} [{', '.join(map(str, x.shape))}]")
-    if as_tuple and len(x.shape) != 1:
-        raise Refused("as a tuple: of one dim alone; use as_tuple=False and unbind")
     count, rank = product(x.shape), len(x.shape)
     frame.touch(x)
-    buffer = memory(frame, dtypes.i64, (count, as_index(rank)))
+    buffer = memory(frame, dtypes.i64, (as_index(rank), count))
     sizes = frame.fresh("n_")
     numbers.lines += [
         declared(buffer),
         f"const int64_t {sizes}[] = {{{', '.join(map(c_int, x.shape))}}};",
     ]
-    call = f"lt_places_{x.dtype.name}({x.at}, {buffer.at}, {c_int(count)}, {rank}, {sizes})"
+    steps = f"1, {c_int(count)}" if as_tuple else f"{rank}, 1"
+    call = (
+        f"lt_places_{x.dtype.name}({x.at}, {buffer.at}, {c_int(count)}, {rank}, {sizes}, {steps})"
+    )
     n = numbers.int_of(call, 0, frame.most(count))
-    shape = (n,) if as_tuple else (n, as_index(rank))
-    found = Tensor(
-        at=buffer.at, dtype=dtypes.i64, shape=shape, piece=buffer.piece, family=buffer.family,
-        writable=True,
-    )  # fmt: skip
-    return [(found,)] if as_tuple else [found]
+    if not as_tuple:
+        return [replace(buffer, shape=(n, as_index(rank)))]
+    parts = [f"({buffer.at} + {c_int(count * 8 * d)})" if d else buffer.at for d in range(rank)]
+    return [tuple(replace(buffer, at=at, shape=(n,)) for at in parts)]
 
 
 def block_set(
@@ -408,3 +448,13 @@ def _copy_block(
     lines.append(
         f"  memmove({x.at} + {' + '.join(to)}, {value.at} + {' + '.join(source)}, {c_int(nbytes)});"
     )
+
+
+def put_elements(frame: Frame, lines: list[str], x: Tensor, places: Tensor, values: Tensor) -> None:
+    """Print the write of values to elements of a tensor, in order."""
+    k, size = frame.fresh("i_"), x.dtype.itemsize
+    lines += [
+        f"for (int64_t {k} = 0; {k} < {c_int(product(places.shape))}; {k}++)",
+        f"  memcpy({x.at} + {size} * ((const int64_t *)(const void *){places.at})[{k}], "
+        f"{values.at} + {size} * {k}, {size});",
+    ]

@@ -15,15 +15,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import torch
 
 from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host.c_driver import Piece
 from lowtide.errors import Loc
-from lowtide.ir.dtypes import DType
+from lowtide.ir.core import Op
+from lowtide.ir.dtypes import DType, from_torch
 from lowtide.texpr.index import Atom, FloorDiv, Index, Mod, Size, as_index, deep_atoms
 from lowtide.texpr.index_ranges import floordiv, nonnegative, rebuild
 from lowtide.torch_private.pytree import leaves
+
+# Ints that kernels do not have: they are converted where they are read and written.
+NARROW: Final = (
+    DType(name="i16", torch=torch.int16, itemsize=2, c="int16_t", compute="i32", is_float=False),
+    DType(name="i8", torch=torch.int8, itemsize=1, c="int8_t", compute="i32", is_float=False),
+)
+
+
+def of_torch(dtype: torch.dtype) -> DType | None:
+    """Return the element type of a C tensor, None if C has none."""
+    return from_torch(dtype) or next((d for d in NARROW if d.torch is dtype), None)
 
 
 class Refused(Exception):
@@ -36,16 +51,22 @@ class Refused(Exception):
 
 
 class Again(Exception):
-    """The function must be printed again: these sizes of the call are constants, these pairs of
-    them one size, and these tensors and attributes of the module state."""
+    """The function must be printed again. `constant`: sizes of the call that are constants; `same`:
+    pairs of them that are one size; `state`: the module's tensors and attributes that are state;
+    `least`: sizes that may not be smaller; `growths`: lists that grow in loops or branches, by the
+    op that makes them, and what is known of their elements."""
 
     def __init__(
         self,
         constant: Sequence[str] = (),
         same: Sequence[tuple[str, str]] = (),
         state: Sequence[str] = (),
+        least: Mapping[str, int] = MappingProxyType({}),
+        growths: Mapping[Op, Growth | None] = MappingProxyType({}),
     ) -> None:
         super().__init__()
+        self.growths = growths
+        self.least = least
         self.constant, self.same, self.state = constant, same, state
 
 
@@ -85,17 +106,57 @@ class Tensor:
     writable: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """The elements of a list that grows in a loop or branch. `kind`: "tensor", "int", "float" or
+    "bool"; `dtype`, `shape`: of one; `most`: how many there may be."""
+
+    kind: str
+    dtype: DType
+    shape: tuple[Index, ...]
+    most: Index
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Rows:
+    """Such a list. `op`: what makes it; `whole`: room for all elements; `count`: a C variable that
+    changes; `level`: of the loops and branches in which it is made; `added`: how many elements it
+    may get by what is printed; `families`: of tensors that it holds."""
+
+    op: Op
+    whole: Tensor
+    count: Index
+    kind: str
+    level: int
+    added: Index = field(default_factory=lambda: as_index(0))
+    families: list[object] = field(default_factory=list[object])
+
+
 class _Missing:
     def __repr__(self) -> str:
         return "nothing"
 
 
-MISSING = _Missing()  # what a branch that raises would have given
+MISSING = _Missing()  # what a variable holds that has not been assigned
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Maybe:
+    """The value of a variable that only some branches or steps assign. `flag`: whether one did."""
+
+    value: object
+    flag: str
 
 
 def tensors_in(x: object) -> list[Tensor]:
     """Return all tensors in a value."""
-    return [e for e in leaves(x) if isinstance(e, Tensor)]
+    found: list[Tensor] = []
+    for e in cast("list[object]", leaves(x)):
+        if isinstance(e, Maybe):
+            found += tensors_in(e.value)
+        elif isinstance(e, Tensor):
+            found.append(e)
+    return found
 
 
 def is_int(x: object) -> bool:
@@ -152,16 +213,21 @@ def c_truth(x: object) -> str:
 @dataclass(slots=True, kw_only=True)
 class Frame:
     """The state of one C function while its body is printed. `bounds`: the largest values of ints
-    that are C variables, where known. `examples`: possible values of them. `small`: ints whose
-    arithmetic cannot overflow. `tick` counts statements: the time of a temporary's life."""
+    that are C variables, where known. `examples`: possible values of them. `least`: the smallest
+    values of the call's sizes. `small`: ints whose arithmetic cannot overflow. `gaps`: how many
+    answers to questions about C variables have no code. `facts`: indices that are >= 0 in what is
+    printed now. `tick` counts statements: the time of a temporary's life."""
 
     pieces: list[Piece] = field(default_factory=list[Piece])
     bounds: dict[str, Index] = field(default_factory=dict[str, Index])
     examples: dict[str, int] = field(default_factory=dict[str, int])
+    least: dict[str, int] = field(default_factory=dict[str, int])
     small: set[str] = field(default_factory=set[str])
     runtime: set[str] = field(default_factory=set[str])
     messages: list[str] = field(default_factory=list[str])
     reasons: dict[tuple[Loc, str], None] = field(default_factory=dict[tuple[Loc, str], None])
+    gaps: int = 0
+    facts: list[Index] = field(default_factory=list[Index])
     tick: int = 0
     names: int = 0
 
@@ -221,7 +287,11 @@ class Frame:
         return found
 
     def is_sure(self, index: Index) -> bool:
-        """Return whether `index >= 0` is certain, by the bounds of ints that are C variables."""
+        """Return whether `index >= 0` is certain, by facts and the bounds of ints that are C
+        variables."""
+        return self._is_bounded(index) or any(self._is_bounded(index - f) for f in self.facts)
+
+    def _is_bounded(self, index: Index) -> bool:
         if nonnegative(index):
             return True
         found = as_index(0)
@@ -251,6 +321,8 @@ class Frame:
         match atom:
             case Size(name=name) if name in self.bounds:
                 return self.bounds[name]
+            case Size() if (known := self._by_facts(whole)) is not None:
+                return known
             case FloorDiv(num=num, den=den) if self._is_static(den):
                 return floordiv(self.most(num), den)
             case Mod(den=den) if self._is_static(den):
@@ -259,6 +331,11 @@ class Frame:
                 raise Refused(
                     f"has a size without a bound, {atom}; clamp it to the size of a tensor"
                 )
+
+    def _by_facts(self, size: Index) -> Index | None:
+        """Return an upper bound of a C variable by what is known where it is used."""
+        found = (fact + size for fact in self.facts)
+        return next((n for n in found if self._is_static(n)), None)
 
     def example(self, index: Index, sizes: Mapping[str, int]) -> int:
         """Return the value of an int in the example."""

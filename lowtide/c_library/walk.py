@@ -19,7 +19,9 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from lowtide.c_library import tensor_ops
-from lowtide.c_library.flow import BROKEN, Ended, Env, Flow
+from lowtide.c_library.composed import numbered, spread
+from lowtide.c_library.flow import BROKEN, Ended, Env
+from lowtide.c_library.lists import Lists
 from lowtide.c_library.numbers import Numbers
 from lowtide.c_library.regions import (
     Call,
@@ -31,8 +33,12 @@ from lowtide.c_library.regions import (
 )
 from lowtide.c_library.values import (
     MISSING,
+    NARROW,
+    Again,
     Frame,
+    Maybe,
     Refused,
+    Rows,
     Tensor,
     Thing,
     c_int,
@@ -47,18 +53,18 @@ from lowtide.codegen.c.c_names import c_index
 from lowtide.codegen.host import region as host
 from lowtide.errors import Loc
 from lowtide.execute.block_plan import BlockPlan
-from lowtide.execute.region_state import NO_ALIASING
+from lowtide.execute.region import Region
 from lowtide.ir import types as t
-from lowtide.ir.core import Block, Function, Op, Value, walk
+from lowtide.ir.core import Block, Function, Op, Value, free_values, walk
 from lowtide.ir.opdefs import Indexing
 from lowtide.specialise.region_boundaries import static_reason
 from lowtide.texpr.index import Index
 
 _NUMBERS: Final = ("py.", "math.")
-_FORWARDED: Final = ("cast", "py.bound", "py.member_of")
+_FORWARDED: Final = ("cast", "py.bound", "py.member_of", "torchscript.result")
 
 
-class Walker(Flow):
+class Walker(Lists):
     """See the module's text. `state`: by key, the module's tensors and numbers that the program
     changes. `plan`: of the function."""
 
@@ -80,11 +86,10 @@ class Walker(Flow):
         self.attribute = attribute
         self.envs: list[Env] = []
         self.done: set[Op] = set()  # ops that are printed
-        self.made_at: dict[int, int] = {}  # the depth at which a list was made, by its id
+        self.minis: set[Op] = set()  # writes that `mini` has rewritten
+        self.made_at: dict[int, tuple[Op, int]] = {}  # by a list's id: what made it, at which level
         self.kept: list[object] = []
-        self.plan = BlockPlan(
-            function.block, function.name, function.params, NO_ALIASING, frozenset(), frozenset()
-        )
+        self.plan = self.plan_of(function)
         self.state_name: Callable[[Thing, str], str] = lambda _, name: name
         self.is_assigned: Callable[[Thing, str], bool] = lambda _, name: True
         self.used_outputs: Callable[[Sequence[host.Operand]], Mapping[int, str]] = _no_outputs
@@ -94,7 +99,8 @@ class Walker(Flow):
         try:
             (found,) = self.block(self.plan, env)
         except Ended:
-            return MISSING
+            found = MISSING
+        self.check_growths()
         return found
 
     # -- blocks --
@@ -119,27 +125,56 @@ class Walker(Flow):
     def step(self, plan: BlockPlan, pos: int, env: Env) -> int:
         """Print a region or an op; return the position of the next one."""
         region = None if self.begins_with_number(plan, pos, env) else plan.region(pos)
+        region = None if region is None else self.that_can_run(region, env)
         why = ""
         if region is not None:
             live = [env.get(v, MISSING) for v in region.ops.live_ins]
-            if not any(x is BROKEN for x in live):
-                try:
-                    is_end = plan is self.plan
-                    outputs = self.used_outputs if is_end else _no_outputs
-                    call = prepared(self.around, region, live, outputs)
-                    if call.arms:
-                        self.called(call, env)
-                        self.done.update(plan.ops[pos : call.stop])
-                        return call.stop
-                    why = call.reason
-                except Refused as error:
-                    at = (op for op in plan.ops[pos : region.ops.end + 1] if op.loc == error.loc)
-                    self.refuse(next(at, plan.ops[pos]), str(error))
-                    for op in plan.ops[pos : region.ops.end + 1]:
-                        env.update(dict.fromkeys(op.results, BROKEN))
-                    return min(region.ops.end, plan.last)
+            try:
+                is_end = plan is self.plan
+                outputs = self.used_outputs if is_end else _no_outputs
+                call = prepared(self.around, region, live, outputs)
+                if call.arms:
+                    self.called(call, env)
+                    self.done.update(plan.ops[pos : call.stop])
+                    return call.stop
+                why = call.reason
+            except Refused as error:
+                at = (op for op in plan.ops[pos : region.ops.end + 1] if op.loc == error.loc)
+                self.refuse(next(at, plan.ops[pos]), str(error))
+                for op in plan.ops[pos : region.ops.end + 1]:
+                    env.update(dict.fromkeys(op.results, BROKEN))
+                return min(region.ops.end, plan.last)
         self.alone(plan, pos, env, why)
         return pos + 1
+
+    def that_can_run(self, region: Region, env: Env) -> Region | None:
+        """Return the part of a region before the first op that is no part of any region; None if
+        that is its first op. Such ops make or read a list that grows, read the result of a refused
+        op, a variable that may be unassigned, or narrow ints."""
+        ops = region.ops
+        bad = {
+            v
+            for v in ops.live_ins
+            if (x := env.get(v)) is BROKEN
+            or isinstance(x, Maybe | Rows)
+            or any(e.dtype in NARROW for e in tensors_in(x))
+        }
+        within = ops.until(ops.end + 1)
+        first = next(
+            (
+                k
+                for k, op in enumerate(within)
+                if op in self.growths or not bad.isdisjoint(free_values([op]))
+            ),
+            None,
+        )
+        if first is None:
+            return region
+        if not first:
+            return None
+        live_ins = [v for v in ops.live_ins if v not in bad]
+        part = replace(ops, end=ops.start + first, is_parted=True, live_ins=live_ins)
+        return Region(ops=part, aliasing=region.aliasing, context=region.context)
 
     def begins_with_number(self, plan: BlockPlan, pos: int, env: Env) -> bool:
         """Return whether the next op, apart from constants, makes a number of numbers: outside of
@@ -160,12 +195,13 @@ class Walker(Flow):
         if len(arms) == 1:
             if arms[0].condition:
                 self.lines.append(f"if (!({arms[0].condition})) {self.returns['BAD_SIZE']}")
+            self.frame.facts += arms[0].facts
             env.update(arms[0].emit())
             return
         names = list(dict.fromkeys(v for v in _first(arms)))
         branches = [(a.condition, _in_order(a.emit, names)) for a in arms]
-        zeros = [a.zeros for a in arms]
-        found = self.branches(branches, self.returns["BAD_SIZE"], zeros)
+        facts = [a.facts for a in arms]
+        found = self.branches(branches, self.returns["BAD_SIZE"], facts)
         env.update(zip(names, found, strict=True))
 
     def refuse(self, op: Op, why: str) -> None:
@@ -221,13 +257,17 @@ class Walker(Flow):
             case "assert":
                 text = given[1] if len(given) > 1 and isinstance(given[1], str) else ""
                 failed = self.raises(op.loc, f"AssertionError: {text}".strip(": "))
+                if given[0] is False and self.depth:
+                    raise Refused(f"has no C here: {text}")
                 if given[0] is not True:
                     self.lines.append(f"if (!{c_truth(given[0])}) {failed}")
                 return []
+            case "py.bound" if given[0] is MISSING or isinstance(given[0], Maybe):
+                return [self.bound(op, given)]
             case "use":
                 return []
             case "mutate":
-                return self.mutate(plan, pos, env, given)
+                return self.mutate(plan, op, given, why)
             case "attr.get" if isinstance(given[0], Thing):
                 return [self.attribute_of(given[0], str(op.attrs["name"]))]
             case "attr.set" if isinstance(given[0], Thing):
@@ -236,15 +276,33 @@ class Walker(Flow):
             case "py.format":
                 return [str(op.attrs["template"])]
             case _:
-                found = self.value(op, given)
+                found: list[object] | None = self.widened(op, given)
+                if found is None:
+                    found = self.value(op, given)
+                if found is None and (numbers := self.of_numbers(op, given)) is not None:
+                    found = [numbers]
+                if found is None:
+                    found = self.composed(op, given)
                 if found is None:
                     raise Refused(why or static_reason(op) or "is run by Python")
                 return found
+
+    def bound(self, op: Op, given: list[Any]) -> object:
+        """Print the check that a variable is assigned; return its value."""
+        names = [x for x in given[1:] if isinstance(x, str)]
+        failed = self.raises(op.loc, f"UnboundLocalError: {' '.join(names)} is not assigned")
+        if not isinstance(given[0], Maybe):
+            self.lines.append(failed)
+            raise Ended
+        self.lines.append(f"if (!{given[0].flag}) {failed}")
+        return given[0].value
 
     def value(self, op: Op, given: list[Any]) -> list[object] | None:
         """Return the results of an op on numbers, containers or tensors; None if it is none."""
         if op.name in _FORWARDED:
             return [given[0]]
+        if given and isinstance(given[0], Rows):
+            return self.of_rows(op, given)
         if op.name.startswith(("tuple.", "list.", "unpack")) or op.name == "py.len":
             found = self.container(op, given)
             if found is not None:
@@ -293,19 +351,30 @@ class Walker(Flow):
             case "tuple.make":
                 return [tuple(given)]
             case "list.make":
+                rows = self.grown_list(op, given)
+                if rows is not None:
+                    return [rows]
                 made = list(given)
                 self.kept.append(made)
-                self.made_at[id(made)] = len(self.envs)
+                self.made_at[id(made)] = op, len(self.trips)
                 return [made]
             case "tuple.get":
                 return [given[0][cast("int", op.attrs["index"])]]
-            case "unpack" if len(given[0]) == op.attrs["count"]:
+            case "unpack" if len(given[0]) == op.attrs.get("count", len(op.results)):
                 return list(given[0])
             case "py.len" if type(given[0]) in (tuple, list):
                 return [len(given[0])]
             case "list.get" if type(given[1]) is int and -len(given[0]) <= given[1] < len(given[0]):
                 return [given[0][given[1]]]
-            case "list.append" if self.made_at.get(id(given[0])) == len(self.envs):
+            case "list.append" if self.trips and id(given[0]) not in self.made_at:
+                made_by = next((o for o in self.function.walk() if op.operands[0] in o.results), op)
+                if made_by.name != "list.make" or made_by in self.growths:
+                    return None
+                raise Again(growths={made_by: None})
+            case "list.append" if id(given[0]) in self.made_at:
+                made_by, level = self.made_at[id(given[0])]
+                if level != len(self.trips):
+                    self.grows(made_by, level, given[0], given[1])
                 given[0].append(given[1])
                 return [None for _ in op.results]
             case _:
@@ -359,10 +428,11 @@ class Walker(Flow):
 
     # -- writes --
 
-    def mutate(self, plan: BlockPlan, pos: int, env: Env, given: list[Any]) -> list[object]:
+    def mutate(self, plan: BlockPlan, op: Op, given: list[Any], why: str) -> list[object]:
         """Print a write into a tensor: its new value is made, and copied into its memory."""
-        op = plan.ops[pos]
         to = given[0]
+        if op in self.minis:
+            raise Refused(why or static_reason(op) or "writes in place; use the form that returns")
         if not isinstance(to, Tensor):
             raise Refused("changes what is no tensor")
         if not to.writable:
@@ -372,18 +442,50 @@ class Walker(Flow):
                 "changes a tensor that a branch or loop gave, and that may have another name;"
                 " clone it"
             )
+        if any(f is to.family for rows in self.rows for f in rows.families):
+            raise Refused("changes a tensor that a list holds; clone it")
         others = (x for e in self.envs for v in e.values() for x in tensors_in(v))
         for x in others:
             if x.at != to.at and x.family is not None and x.family is to.family:
                 raise Refused("changes a tensor of which the program holds a view; clone it")
-        if tensor_ops.block_set(self.frame, self.lines, self.returns, op, given):
+        if tensor_ops.block_set(
+            self.frame, self.lines, self.returns, op, given
+        ) or tensor_ops.mask_set(self.frame, self.numbers, op, given):
             return [to for _ in op.results]
-        made = self.mini(plan, op, given)
+        written = self.composed(op, given)
+        made = self.mini(plan, op, given) if written is None else written[0]
+        if made is BROKEN and op.attrs.get("target") == "Tensor.__setitem__":
+            self.set_places(plan, op, given)
+            return [to for _ in op.results]
+        if not isinstance(made, Tensor) or made.shape != to.shape or made.dtype != to.dtype:
+            raise Refused(why or "changes a tensor in place")
         self.frame.touch(to, made)
         self.lines.append(f"memcpy({to.at}, {made.at}, {c_int(nbytes(to))});")
         return [to for _ in op.results]
 
-    def mini(self, plan: BlockPlan, op: Op, given: list[Any]) -> Tensor:
+    def set_places(self, plan: BlockPlan, op: Op, given: list[Any]) -> None:
+        """Print `x[i, j] = value` element by element: x[i, j] of the numbers of the elements says
+        which."""
+        to, value = given[0], given[-1]
+        numbers = Value("numbers", t.TENSOR)
+        places = Value("places", t.TENSOR)
+        args = [Value(v.name, v.type) for v in op.operands[1:-1]]
+        ops = [
+            Op(name="torch.getitem", operands=[numbers, *args], results=[places], loc=op.loc,
+               attrs={"spec": op.attrs["spec"]}),
+            Op(name="yield", operands=[places], loc=op.loc),
+        ]  # fmt: skip
+        inner = plan.inner(Block([], ops))
+        inner.is_repeated = False
+        env = dict(zip([numbers, *args], [self.inlined(numbered, [to]), *given[1:-1]], strict=True))
+        (at,) = self.block(inner, env)
+        values = self.inlined(spread, [value, at, to]) if isinstance(at, Tensor) else BROKEN
+        if not isinstance(at, Tensor) or not isinstance(values, Tensor):
+            raise Refused("changes a tensor in place")
+        self.frame.touch(to, at, values)
+        tensor_ops.put_elements(self.frame, self.lines, to, at, values)
+
+    def mini(self, plan: BlockPlan, op: Op, given: list[Any]) -> object:
         """Print the new value of the tensor that an op changes."""
         args = [Value(v.name, v.type) for v in op.operands]
         first = next(k for k, v in enumerate(op.operands) if v is op.operands[0])
@@ -397,12 +499,15 @@ class Walker(Flow):
                loc=op.loc),
             Op(name="yield", operands=[copy], loc=op.loc),
         ]  # fmt: skip
+        self.minis.add(ops[2])
         inner = plan.inner(Block([], ops))
         inner.is_repeated = False
+        reasons, first = dict(self.frame.reasons), len(self.lines)
         found = self.block(inner, dict(zip(args, given, strict=True)))[0]
-        to = given[0]
-        if not isinstance(found, Tensor) or found.shape != to.shape or found.dtype != to.dtype:
-            raise Refused("changes a tensor in place")
+        if len(self.frame.reasons) > len(reasons):
+            self.frame.reasons = reasons
+            del self.lines[first:]
+            return BROKEN
         return found
 
 

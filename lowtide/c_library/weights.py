@@ -39,8 +39,9 @@ def checksum(raw: bytes) -> int:
 
 @dataclass(slots=True)
 class Table:
-    """The tensors, in order. `is_constant`: they are constants in the C."""
+    """The tensors, in order. `name`: of the library. `is_constant`: they are constants in the C."""
 
+    name: str
     is_constant: bool = True
     _raw: list[bytes] = field(default_factory=list[bytes])
     _places: dict[int, int] = field(default_factory=dict[int, int])
@@ -94,21 +95,24 @@ class Table:
         """Return the C expression of a tensor's address."""
         k = self._places[id(tensor)]
         if self.is_constant:
-            return f"lt_weight_{k}"
+            return f"{self.name}_weight_{k}"
         return f"(const char *)weights->bytes + {self._offsets()[k]}"
 
     def c_text(self, name: str, upper: str) -> str:
         """Return the constants, and the functions that open and verify a file."""
         if self.is_constant:
-            constants = [_constant(k, raw) for k, raw in enumerate(self._raw)]
+            constants = [_constant(name, k, raw) for k, raw in enumerate(self._raw)]
+            externs = [f"LT_HIDDEN extern const uint64_t {name}_weight_{k}[{_words(raw)}];"
+                       for k, raw in enumerate(self._raw)]  # fmt: skip
             return "\n".join([
-                *constants,
+                *externs, f"#ifndef {upper}_SET", *constants,
                 f"{name}_status {name}_weights_open({name}_weights *w, const void *bytes, "
                 f"size_t n) {{\n  if (!w) return {upper}_NULL;\n"
                 "  w->bytes = bytes;\n  w->n_bytes = n;\n"
                 f"  return {upper}_OK;\n}}",
                 f"{name}_status {name}_weights_verify(const {name}_weights *w) "
                 f"{{ (void)w; return {upper}_OK; }}",
+                "#endif",
             ])  # fmt: skip
         rows, end = (
             self._rows(),
@@ -138,6 +142,7 @@ static int {name}_weights_are_open(const {name}_weights *w) {{
   if (lt_word(p + 8) != ((uint64_t)LT_TENSORS << 32 | {_FORMAT})) return 0;
   return lt_word(p + 16) == {head};
 }}
+#ifndef {upper}_SET
 {name}_status {name}_weights_open({name}_weights *w, const void *bytes, size_t n) {{
   if (!w || !bytes) return {upper}_NULL;
   w->bytes = bytes;
@@ -157,14 +162,19 @@ static int {name}_weights_are_open(const {name}_weights *w) {{
     if (lt_checksum(p + at, n) != lt_word(row + 16)) return {upper}_BAD_WEIGHTS;
   }}
   return {upper}_OK;
-}}"""
+}}
+#endif"""
 
 
-def _constant(k: int, raw: bytes) -> str:
-    padded = raw + b"\0" * (-len(raw) % 8)
-    words = struct.unpack(f"<{len(padded) // 8}Q", padded) or (0,)
+def _words(raw: bytes) -> int:
+    return max(-(-len(raw) // 8), 1)
+
+
+def _constant(name: str, k: int, raw: bytes) -> str:
+    padded = raw + b"\0" * (8 * _words(raw) - len(raw))
+    words = struct.unpack(f"<{len(padded) // 8}Q", padded)
     text = ", ".join(f"0x{w:x}" for w in words)
     return (
-        f"static const uint64_t lt_weight_{k}[{len(words)}] "
+        f"const uint64_t {name}_weight_{k}[{len(words)}] "
         f"__attribute__((aligned({ALIGNED}))) = {{{text}}};"
     )

@@ -46,16 +46,20 @@ class Leaf:
 Decide = Callable[[Index, Binding, Mapping[Index, bool]], bool | None]
 
 
-def leaves(region: Region, values: Sequence[Any], decide: Decide) -> list[Leaf]:
-    """Return the leaf of the example, then those of other answers that stop at the same op.
-    `decide`: says whether an index is >= 0, given other answers; None if either is possible."""
+def leaves(
+    region: Region, values: Sequence[Any], decide: Decide
+) -> tuple[list[Leaf], list[Leaf | Mapping[Index, bool]]]:
+    """Return the leaf of the example, then those of other answers that stop at the same op; and the
+    leaves that stop elsewhere, or the answers that have none. `decide`: says whether an index is
+    >= 0, given other answers; None if either is possible."""
     with region.lock:
         for _ in range(_ROUNDS):
             binding = region.binding(values, CPU)
             questions: list[dict[Index, bool]] = []
             first = _leaf(region, binding, {}, values, questions, decide)
             if first is not None:
-                return [first, *_others(region, first, values, questions, decide)]
+                others, missing = _others(region, first, values, questions, decide)
+                return [first, *others], missing
     raise AssertionError(f"the signature of {region.context.name} does not settle")
 
 
@@ -105,8 +109,9 @@ def _others(
     values: Sequence[Any],
     questions: list[dict[Index, bool]],
     decide: Decide,
-) -> list[Leaf]:
+) -> tuple[list[Leaf], list[Leaf | Mapping[Index, bool]]]:
     found: list[Leaf] = []
+    missing: list[Leaf | Mapping[Index, bool]] = []
     known = region.signatures
     levels, alike = known.levels, known.alike
     while questions and len(found) < MOST_LEAVES:
@@ -114,7 +119,9 @@ def _others(
         leaf = _leaf(region, first.binding, assumed, values, questions, decide)
         if leaf is None:  # it needs constants that the example's leaf does not need
             known.levels, known.alike = levels, alike
-            continue
-        if leaf.host is not None and leaf.stop == first.stop:
+            missing.append(assumed)
+        elif leaf.host is not None and leaf.stop == first.stop:
             found.append(leaf)
-    return found
+        else:
+            missing.append(leaf)
+    return found, [*missing, *questions]

@@ -43,7 +43,9 @@ def check_index(b: Builder, index: Val, size: Size, *, wraps: bool) -> None:
     if index.dtype not in INDEX_DTYPES:
         raise Unsupported(f"an index of {index.dtype}")
     if not b.at_least(size, 1):
-        raise Unsupported("an index into a dimension of size 0")
+        if all(b.at_least(n, 1) for n in index.shape):
+            raise Unsupported("an index into a dimension of size 0")
+        return  # nothing is read
     b.check_bounds(index, -as_index(size) if wraps else 0, size)
 
 

@@ -68,7 +68,7 @@ def _running(fn: str, start: float) -> Callable[..., Val]:
         if x.ndim == 0:
             return b.tensor((), result, lambda idx: b.load(x, idx))
         if not all(b.at_least(size, 1) for size in x.shape):
-            raise Unsupported("a running sum of nothing")
+            return b.tensor(x.shape, result, lambda idx: b.load(x, idx))
         order = [d, *(k for k in range(x.ndim) if k != d)]
         moved = permute(b, x, order)
         found = _along_first(b, moved, fn, start, wide_on(b, result) if result.is_float else result)

@@ -158,7 +158,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Chamfer:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("sizes", [(50, 40), (2, 2), (3, 700), (2000, 1500)])
+@pytest.mark.parametrize("sizes", [(50, 40), (1, 1), (1, 2), (2, 2), (3, 700), (2000, 1500)])
 def test_other_sizes(exported: Chamfer, sizes: tuple[int, int], threads: int) -> None:
     a, b = (torch.rand(n, 3) for n in sizes)
     status, found = exported(a, b, threads=threads)
@@ -170,7 +170,6 @@ def test_bad_calls_give_a_status(exported: Chamfer) -> None:
     a, b = torch.rand(50, 3), torch.rand(40, 3)
     assert exported(a, b, short=1)[0] == SMALL_WORKSPACE
     assert exported(a, b, shift=8)[0] == NULL
-    assert exported(a[:1], b)[0] == BAD_SIZE
     assert exported(a[:0], b[:0])[0] == BAD_SIZE
     status = exported.library.model_chamfer
     null = ctypes.c_void_p(None)
@@ -291,5 +290,5 @@ def test_wrong_options(wrong: dict[str, Any], tmp_path: Path) -> None:
         lt.export_c(lt.script(chamfer), tmp_path, (torch.rand(50, 3), torch.rand(40, 3)), **wrong)
     with pytest.raises(lt.CompileError, match="example"):
         lt.export_c(lt.script(chamfer), tmp_path)
-    with pytest.raises(lt.CompileError, match="compiled"):
-        lt.export_c(chamfer, tmp_path, (torch.rand(50, 3),))
+    with pytest.raises(lt.CompileError, match="takes a function"):
+        lt.export_c(3, tmp_path, (torch.rand(50, 3),))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import lowtide as lt
@@ -163,7 +164,7 @@ def exported_nms(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(folder)
 
 
-@pytest.mark.parametrize("n", [2, 3, 33, 150])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 33, 150])
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0])
 def test_nms_of_other_boxes(exported_nms: Library, n: int, threshold: float) -> None:
     torch.manual_seed(n)
@@ -173,8 +174,9 @@ def test_nms_of_other_boxes(exported_nms: Library, n: int, threshold: float) -> 
     sizes = (n,)
     assert exported_nms("nms", sizes, (boxes, scores, threshold), [(out, shape)]) == OK
     assert torch.equal(out[: int(shape)], nms(boxes, scores, threshold))
-    short = torch.zeros(0, dtype=torch.int64)
-    assert exported_nms("nms", sizes, (boxes, scores, threshold), [(short, shape)]) != OK
+    short, is_empty = torch.zeros(0, dtype=torch.int64), n == 0
+    status = exported_nms("nms", sizes, (boxes, scores, threshold), [(short, shape)])
+    assert (status == OK) is is_empty
 
 
 def test_kmeans_of_other_points(tmp_path: Path) -> None:
@@ -314,3 +316,66 @@ def test_sizes_whose_product_does_not_fit(tmp_path: Path) -> None:
     library, x = Library(tmp_path), torch.rand(4)
     for n in (1 << 35, 1 << 40):
         assert library("several", (n, n, 40), (x, x), [x, (x, x)]) == BAD_SIZE
+
+
+def unassigned(x: Tensor, n: int) -> tuple[Tensor, float, int, Tensor]:
+    best = -1.0
+    if n > 3:
+        first = x * 2
+    for i in range(x.shape[0]):
+        if x[i].sum() > best + n:
+            best = x[i].sum().item()
+            where = i
+            rest = x[: i + 1].sum(0)
+    return first, best, where, rest
+
+
+def test_variables_that_not_all_paths_assign(tmp_path: Path) -> None:
+    lt.export_c(lt.script(unassigned), tmp_path, (X + 4, 4))
+    library = Library(tmp_path)
+    for n, k in ((200, 4), (50, 3), (3, 9)):
+        x = torch.rand(n, 3) + 4
+        outs = torch.zeros(n, 3), torch.zeros((), dtype=torch.float64), torch.zeros(
+            (), dtype=torch.int64
+        ), torch.zeros(3)  # fmt: skip
+        status = library("unassigned", (n, k), (x, k), outs)
+        if k <= 3:
+            assert status == RAISED
+            assert library.message("unassigned").startswith("UnboundLocalError: first")
+            continue
+        assert status == OK
+        for out, expected in zip(outs, unassigned(x, k), strict=True):
+            torch.testing.assert_close(out, torch.as_tensor(expected, dtype=out.dtype))
+    assert library("unassigned", (50, 4), (torch.zeros(50, 3) - 99, 4), outs) != OK
+
+
+def written(x: Tensor, limit: float) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    y = x.clone()
+    y[y < limit] *= 2
+    y[y.sum(1) > 1] = y[y.sum(1) > 1] - 1
+    rows, columns = torch.nonzero(y > limit, as_tuple=True)
+    return y, (rows, columns), torch.where(x > limit)[0]
+
+
+def test_rows_that_a_mask_chooses_are_written(tmp_path: Path) -> None:
+    lt.export_c(lt.script(written), tmp_path, (X, 0.5))
+    library = Library(tmp_path)
+    for n in (2, 50):
+        x = torch.rand(n, 3)
+        y, (rows, columns), first = written(x, 0.5)
+        out = torch.zeros(n, 3)
+        places = [(torch.zeros(3 * n, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+                  for _ in range(3)]  # fmt: skip
+        assert library("written", (n,), (x, 0.5), [out, *places]) == OK
+        torch.testing.assert_close(out, y)
+        for (found, count), expected in zip(places, (rows, columns, first), strict=True):
+            assert torch.equal(found[: int(count)], expected)
+
+
+def test_a_refusal_names_no_other_op(tmp_path: Path) -> None:
+    def several(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.linalg.svdvals(x), F.pixel_shuffle(x.view(1, 4, -1, 40), 2), x.max()
+
+    with pytest.raises(lt.ExportError) as caught:
+        lt.export_c(lt.script(several), tmp_path, (torch.rand(40, 40),))
+    assert len(caught.value.reasons) == 1

@@ -51,7 +51,17 @@ _TABLES: Final[dict[str, tuple[tuple[Any, ...], Type]]] = {
     "Layout": (_objects(_LAYOUT_NAMES), t.LAYOUT),
     "MemoryFormat": (_objects(_FORMAT_NAMES), t.MEMORY_FORMAT),
 }
+_CODES: Final = {
+    found: code for table, _ in _TABLES.values() for code, found in enumerate(table) if found
+}
 _KIND_OF: Final[dict[Type, str]] = {type_: kind for kind, (_, type_) in _TABLES.items()}
+
+
+def code_of(x: object) -> int | None:
+    """Return the code of a dtype, a layout or a memory format; None for anything else."""
+    return (
+        _CODES.get(x) if isinstance(x, torch.dtype | torch.layout | torch.memory_format) else None
+    )
 
 
 def decoded(

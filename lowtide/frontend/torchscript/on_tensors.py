@@ -103,6 +103,44 @@ def _embedding(c: Context, call: Call, args: Values, keywords: Keywords) -> Node
     return torch_call(c, call.node, "F.embedding", [args[1], args[0]], named | keywords)
 
 
+def _cdist(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    """A mode of None is the default of PyTorch's function, whose modes are words."""
+    given = dict(zip(("x1", "x2", "p", "compute_mode"), args, strict=False)) | keywords
+    mode = given.pop("compute_mode", None)
+    if mode is not None and c.constant(mode) is not None:
+        return torch_call(c, call.node, "torch.ops.aten.cdist.default", args, keywords)
+    return torch_call(c, call.node, "torch.cdist", [given.pop("x1"), given.pop("x2")], given)
+
+
+def _spread(source: str, at: int) -> Row:
+    """Return a function of PyTorch's that takes the tensors of a list as so many arguments."""
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        maker = c.builder.makers.get(args[at]) if len(args) > at else None
+        if maker is not None and maker.name == "list.make":
+            args, keywords = [*args[:at], *maker.operands], {}
+        return torch_call(c, call.node, source, args, keywords)
+
+    return compile_call
+
+
+def _upsample(name: str, mode: str, row: str) -> Row:
+    """Return `F.interpolate` by this mode, for the schema with a size or a list of scales."""
+    words = row.split()
+
+    def compile_call(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+        if len(args) + len(keywords) > len(words):
+            return torch_call(c, call.node, source_of("aten", name), args, keywords)
+        given = dict(zip(words, args, strict=False)) | keywords
+        names = {"output_size": "size", "scale_factors": "scale_factor"}
+        named = {names.get(k, k): v for k, v in given.items() if c.constant(v) is not None}
+        first = named.pop("input")
+        named["mode"] = c.const(mode)
+        return torch_call(c, call.node, "F.interpolate", [first], named)
+
+    return compile_call
+
+
 def _full_slice(c: Context) -> Values:
     return [c.const(None)] * 3
 
@@ -276,6 +314,11 @@ _OPERATORS: Final = {
     "__lshift__": "operator.lshift",
     "__rshift__": "operator.rshift",
     "floordiv": "operator.floordiv",
+    "linalg_vector_norm": "torch.linalg.vector_norm",
+    "split": "Tensor.split",
+    **{
+        f"{name}{n}d": f"F.{name}{n}d" for name in ("avg_pool", "adaptive_avg_pool") for n in (2, 3)
+    },
 }
 
 TABLE: Final[dict[str, Row]] = {
@@ -324,6 +367,20 @@ TABLE: Final[dict[str, Row]] = {
     "glu": _functional("input dim", "glu"),
     "one_hot": _functional("tensor num_classes", "one_hot"),
     "pad": _functional("input pad mode value", "pad"),
+    "cdist": _cdist,
+    "einsum": _spread("torch.einsum", 1),
+    "broadcast_tensors": _spread("torch.broadcast_tensors", 0),
+    **{
+        f"upsample_{mode}{n}d": _upsample(
+            f"upsample_{mode}{n}d", word, f"input output_size {corners} scale_factors"
+        )
+        for mode, word, n, corners in (
+            ("linear", "linear", 1, "align_corners"),
+            ("bilinear", "bilinear", 2, "align_corners"),
+            ("nearest", "nearest", 1, ""),
+            ("nearest", "nearest", 2, ""),
+        )
+    },
     "scaled_dot_product_attention": _functional(
         "query key value attn_mask dropout_p is_causal", "scaled_dot_product_attention"
     ),
