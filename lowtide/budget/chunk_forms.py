@@ -10,6 +10,8 @@ In: an `Outer`, the range of these ops. Out: the block's ops. Values stay the sa
     torch.triu(d, 1)              d.masked_fill(c - 1 < r, 0)
     torch.eye(n)                  (r == c) * 1.0
     torch.zeros_like(d)           d is cut: no rewriting, see `independence`
+    d[rows, columns] = v          e = put_in_part(d, rows, columns, v, r, c, …)
+    m.scatter_(1, i, 1.0)         torch.scatter(m, 1, i, 1.0)
 
 Positions are small operands of the section, so that a chunk reads those of its rows.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -27,21 +29,32 @@ from lowtide.ir import types as t
 from lowtide.ir.aliases import is_observable
 from lowtide.ir.core import Block, Op, Value, walk
 
+PUT: Final = "torch.put_in_part"
 _WRITES: Final = {
     "Tensor.fill_diagonal_": "fill_diagonal", "Tensor.triu_": "triu", "Tensor.tril_": "tril",
 }  # fmt: skip
+_PUTS: Final = ("index_put", "index_put_", "index_fill", "index_fill_", "__setitem__")
 _PLAIN: Final = {"torch.triu": "triu", "torch.tril": "tril", "torch.eye": "eye"}
 
 
+def puts_at_places(op: Op) -> bool:
+    """Return whether the op writes at indices that tensors name, out of place or in place."""
+    name = str(op.attrs.get("target", "")).rpartition(".")[2]
+    if op.name not in ("mutate", "call_torch") or name not in _PUTS:
+        return False
+    return name != "__setitem__" or "tensor" in cast("tuple[str, ...]", op.attrs["spec"])
+
+
 def in_chunk_form(outer: Outer, ops: list[Op], begin: int, end: int, least: int) -> None:
-    """Rewrite `ops[begin:end]` in place; see the module's text. `least`: bytes of what is
-    rewritten."""
+    """Rewrite `ops[begin:end]` in place, and later scatters; see the module's text. `least`: bytes
+    of what is rewritten."""
     maker = _Maker()
     block, k, stop = Block([], ops), begin, end
-    while k < stop:
+    while k < len(ops):
         op = ops[k]
         x = outer.known.get(op.results[0]) if op.results else None
-        if isinstance(x, torch.Tensor) and x.nbytes >= least:
+        is_wanted = k < stop or _is_scatter(op)
+        if is_wanted and isinstance(x, torch.Tensor) and x.nbytes >= least:
             is_write = op.name == "mutate"
             made = [] if is_write and _is_known_otherwise(block, k) else _instead(outer, maker, op)
             if made:
@@ -57,6 +70,10 @@ def in_chunk_form(outer: Outer, ops: list[Op], begin: int, end: int, least: int)
 
 def _instead(outer: Outer, maker: _Maker, op: Op) -> list[Op]:
     """Return the ops to take for this one; none if it stays."""
+    if puts_at_places(op):
+        return maker.put(outer, op)
+    if _is_scatter(op):
+        return _scattered(op)
     kind = _WRITES.get(str(op.attrs["target"])) if op.name == "mutate" else _PLAIN.get(op.name)
     x = outer.known[op.results[0]]
     given = [outer.known.get(v) for v in op.operands]
@@ -92,6 +109,66 @@ def _renamed(ops: Sequence[Op], old: Value, new: Value) -> list[Op]:
     ]
 
 
+def _is_scatter(op: Op) -> bool:
+    return op.name == "mutate" and op.attrs.get("target") == "Tensor.scatter_"
+
+
+def _scattered(op: Op) -> list[Op]:
+    """Return the scatter that makes another tensor; none for another kind of scatter."""
+    if op.attrs.get("kwnames") or len(op.operands) != 4:
+        return []
+    type_ = op.operands[3].type
+    if type_ not in (t.TENSOR, t.FLOAT, t.INT, t.BOOL):
+        return []
+    name = "torch.scatter.src" if type_ == t.TENSOR else "torch.scatter.value"
+    return [replace(op, name=name, attrs={})]
+
+
+def _written(outer: Outer, op: Op) -> tuple[list[Value | None], Value, bool] | None:
+    """Return the indices of a write into a matrix (None: all of a dim), the value, and whether it
+    adds; None for another kind of write."""
+    x, known = outer.known[op.operands[0]], [outer.known.get(v) for v in op.operands]
+    name = str(op.attrs["target"]).rpartition(".")[2]
+    place, adds, at = len(known) - 1, False, list[Value | None]()
+    if op.attrs.get("kwnames") not in (None, (), ("accumulate",)) or x.dim() != 2:
+        return None
+    if name == "__setitem__":
+        at = _subscripts(op, known)
+    elif name.startswith("index_fill"):
+        at = [op.operands[2], None] if known[1] in (0, -2) else [None, op.operands[2]]
+    else:
+        place, adds = 2, known[3] if len(known) > 3 else False
+        made = (o for o in outer.ops if op.operands[1] in o.results and o.name.endswith(".make"))
+        at = [v for o in made for v in o.operands]
+    at += [None] * (2 - len(at))
+    indices: list[Any] = [outer.known.get(v) for v in at if v is not None]
+    if len(at) != 2 or not indices or not all(map(_is_index, indices)) or type(adds) is not bool:
+        return None
+    value, most = known[place], max(i.dim() for i in indices) if len(indices) == 2 else 0
+    if isinstance(value, torch.Tensor):
+        is_fit = value.dtype == x.dtype and value.dim() <= most
+    else:
+        is_fit = isinstance(value, int | float)
+    return (at, op.operands[place], adds) if is_fit else None
+
+
+def _subscripts(op: Op, known: Sequence[Any]) -> list[Value | None]:
+    """Return the index of each dim that `x[…] = v` names, None for `:`; none for another kind."""
+    at, k = list[Value | None](), 1
+    for word in cast("tuple[str, ...]", op.attrs["spec"]):
+        if word not in ("tensor", "slice"):
+            return []
+        if word == "slice" and any(v is not None for v in known[k : k + 3]):
+            return []
+        at.append(op.operands[k] if word == "tensor" else None)
+        k += 1 if word == "tensor" else 3
+    return at
+
+
+def _is_index(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype == torch.int64
+
+
 class _Maker:
     """Makes ops. `first`: those that stand in front of all others."""
 
@@ -113,6 +190,19 @@ class _Maker:
             seen.add(v)
             operands.append(v)
         return [replace(op, operands=operands)] if operands != op.operands else []
+
+    def put(self, outer: Outer, op: Op) -> list[Op]:
+        """Return the op that writes into a part of a matrix; none for another kind of write."""
+        found = _written(outer, op)
+        if found is None or not outer.on_host:
+            return []
+        at, value, adds = found
+        sizes = outer.known[op.operands[0]].shape
+        places = [self._at(n, k == 0, 0, op) for k, n in enumerate(sizes)]
+        indices = [self._const(None, op) if v is None else v for v in at]
+        numbers = [self._const(n, op) for n in (*sizes, adds)]
+        operands = [op.operands[0], *indices, value, *places, *numbers]
+        return [Op(name=PUT, operands=operands, results=op.results, loc=op.loc)]
 
     def eye(self, op: Op, x: torch.Tensor) -> list[Op]:
         """Return the ops that make the same as `torch.eye`."""

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 import torch
 
-from lowtide.budget.chunk_forms import in_chunk_form
+from lowtide.budget.chunk_forms import in_chunk_form, puts_at_places
 from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
+from lowtide.budget.pairs_again import with_pairs_again
 from lowtide.budget.planned import PlannedDriver
 from lowtide.budget.rewrite import UNKNOWN, Known, with_sections
 from lowtide.budget.torch_rules import is_pointwise, name_of
@@ -36,6 +37,7 @@ from lowtide.ir import effects, opdefs
 from lowtide.ir.core import Block, Function, Op, Value, with_block
 from lowtide.memory import watching
 from lowtide.specialise.signature import Ineligible
+from lowtide.specialise.torch_ops import SHARED
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import storage_of
 
@@ -43,7 +45,7 @@ Tensor = torch.Tensor
 _ALONG_ROWS: Final = frozenset((
     "topk", "kthvalue", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "cross", "det",
     "inv", "inverse", "solve", "cholesky", "slogdet", "logdet", "cholesky_solve",
-    "solve_triangular", "bincount", "histc",
+    "solve_triangular", "bincount", "histc", "put_in_part",
 ))  # fmt: skip
 _SLOW: Final = frozenset((
     "sort", "argsort", "msort", "median", "nanmedian", "mode", "quantile", "nanquantile",
@@ -60,14 +62,19 @@ def reads_pairs(function: Function) -> bool:
     """Return whether the function's outer block may have ops of PyTorch's that read pairs: those of
     the tables, pointwise ones, and all ops on complex numbers."""
     return any(
-        (op.name == "const" and type(op.attrs["value"]) is complex)
-        or (bool(name_of(op)) and _may_read(op))
+        op.name == "print"
+        or (op.name == "const" and type(op.attrs["value"]) is complex)
+        or _may_read(op)
         for op in function.block.ops
     )
 
 
 def _may_read(op: Op) -> bool:
+    if puts_at_places(op):
+        return True
     name = name_of(op)
+    if not name:
+        return False
     is_torch = op.name == "call_torch" or op.name.startswith("torch.")
     return name in _ALONG_ROWS or name in _SLOW or (is_torch and is_pointwise(op))
 
@@ -111,11 +118,17 @@ class ChunkedDriver(PlannedDriver[Driver]):
                     if function is not outer.function:
                         outer = Outer(Driver(function), args)
                 chunks = dict(_runs(outer))
+                function = _with_ops(
+                    outer.function, with_pairs_again(outer, list(chunks), _LEAST_BYTES, _TIMES)
+                )
+                if function is not outer.function:
+                    outer = Outer(Driver(function), args)
+                    chunks = dict(_runs(outer))
                 function = outer.function
         except Exception as fault:
             faults.survive(fault, f"{self.function.name}: what can be done in chunks")
             return self._plain
-        if not chunks:
+        if not chunks and function is self.function:
             return self._plain
         known = Known(sources=ObservedEffects(outer).sources) if outer.records else UNKNOWN
         return Driver(with_sections(function, chunks, {}, known=known), tiles=self.tiles)
@@ -146,7 +159,9 @@ def _runs(outer: Outer) -> Iterator[tuple[Candidate, int]]:
 def _run_over(outer: Outer, start: int, pos: int) -> Candidate | None:
     """Return a run from `start`, or from where one can begin, that has the op at `pos`. It ends
     with the last op that reads pairs: what follows is done once, and views are PyTorch's."""
-    run = longest_run(outer, start, outer.last)
+    later = range(pos + 1, outer.last)
+    end = next((k for k in later if outer.ops[k].attrs.get(SHARED)), outer.last)
+    run = longest_run(outer, start, end)
     if run is not None and run.stop > pos:
         last = max(k for k in range(pos, run.stop) if k == pos or _reads_pairs(outer, k))
         shorter = longest_run(outer, start, last + 1)
@@ -160,7 +175,7 @@ def _in_chunk_form(outer: Outer) -> Function:
     if not reach:
         return outer.function
     ops, begin, end = list(outer.ops), min(a for a, _ in reach), max(b for _, b in reach)
-    in_chunk_form(outer, ops, begin, end, _LEAST_BYTES)
+    in_chunk_form(outer, ops, begin, end + 1, _LEAST_BYTES)
     return _with_ops(outer.function, ops)
 
 

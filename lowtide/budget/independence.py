@@ -124,6 +124,15 @@ def is_lowered(op: Op, values: Sequence[Any]) -> bool:
     return True
 
 
+def program_of(op: Op, values: Sequence[Any]) -> Program | None:
+    """Return the formulas of an op with these operands; None if it has no lowering for them."""
+    try:
+        trace, _, _ = _lowered(op, values)
+    except Exception:  # a lowering refuses operands by any error
+        return None
+    return trace.builder.program
+
+
 def _lowered(op: Op, values: Sequence[Any]) -> tuple[Trace, Binding, list[Any]]:
     """Return the op alone as a region, its binding, and its tensors. Raises Dependent, and what
     lowerings raise."""

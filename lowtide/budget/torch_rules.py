@@ -294,9 +294,22 @@ def _batches(
     return _same_dim(results, 0)
 
 
+def _put(values: Sequence[Any], named: Named, results: Sequence[Any], cut: Cut) -> dict[int, int]:
+    """Rule of `put_in_part`: of what is written, each part takes what lies in it."""
+    x, places = values[0], values[4:6]
+    dim = cut.get(id(x))
+    others = (*values[1:4], places[1 - dim]) if dim is not None else ()
+    if dim is None or any(id(v) in cut for v in others):
+        raise Dependent("another operand than the matrix is cut")
+    if id(places[dim]) not in cut:
+        raise Needs(places[dim], 0)
+    return _same_dim(results, dim)
+
+
 _RULES: Final[Mapping[str, Rule]] = {
     "bincount": _counts,
     "histc": _histogram,
+    "put_in_part": _put,
     **dict.fromkeys(("sort", "argsort", "median", "nanmedian", "mode"), _along(-1)),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "msort"), _along(0)),
     **dict.fromkeys(("topk", "kthvalue"), _along(-1, position=2)),

@@ -16,6 +16,7 @@ from lowtide.ops import (
     contractions,
     conversions,
     convolutions,
+    covariance,
     einsum,
     extremes,
     factories,
@@ -39,6 +40,7 @@ from lowtide.ops import (
     unary,
     views,
     windows,
+    writes,
 )
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "contractions",
     "conversions",
     "convolutions",
+    "covariance",
     "einsum",
     "extremes",
     "factories",
@@ -74,4 +77,5 @@ __all__ = [
     "unary",
     "views",
     "windows",
+    "writes",
 ]

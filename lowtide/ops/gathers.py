@@ -7,7 +7,7 @@ Negative indices wrap in `take_along_dim` only; elsewhere the recorded check fin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -174,6 +174,30 @@ _MOST_PLACES: Final = 16  # of a row, that each of its elements is compared with
 )
 def lower_scatter_value(b: Builder, x: Val, dim: Any, index: Val, value: Number) -> Val:
     """`self`, and `value` at few places along a dim, which a tensor of indices names."""
+    check_converts(x.dtype, value)
+    d, count = _few_places(b, x, dim, index)
+    number = filled(b, x.shape, x.dtype, value)
+    return with_values_at(b, x, d, index, count, lambda idx, _: b.load(number, idx))
+
+
+@op(
+    "scatter.src",
+    "(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor",
+    "torch.scatter Tensor.scatter",
+    kind="pointwise",
+)
+def lower_scatter_src(b: Builder, x: Val, dim: Any, index: Val, src: Val) -> Val:
+    """`self`, and values of `src` at few places along a dim, which a tensor of indices names."""
+    d, count = _few_places(b, x, dim, index)
+    if b.records or src.dtype is not x.dtype or src.ndim != x.ndim:
+        raise Unsupported("a scatter of a tensor with a gradient, or of another dtype")
+    for mine, given in zip(index.shape, src.shape, strict=True):
+        b.require_equal(mine, given, "a scatter of a part of a tensor")
+    return with_values_at(b, x, d, index, count, lambda _, at: b.load(src, at))
+
+
+def _few_places(b: Builder, x: Val, dim: Any, index: Val) -> tuple[int, int]:
+    """Return the dim of a scatter and the number of places in each row. Raises Unsupported."""
     d = dim_of(b, dim, x.ndim)
     if index.ndim != x.ndim or not x.ndim or index.dtype is not dtypes.i64:
         raise Unsupported("a scatter by an index of other dims, or dtype")
@@ -183,24 +207,38 @@ def lower_scatter_value(b: Builder, x: Val, dim: Any, index: Val, value: Number)
     count = as_index(index.shape[d]).const
     if count is None or count > _MOST_PLACES:
         raise Unsupported(f"a scatter to more than {_MOST_PLACES} places of a row")
-    return with_value_at(b, x, d, index, count, value, wraps=False)
+    check_index(b, index, x.shape[d], wraps=False)
+    return d, count
 
 
-def with_value_at(
-    b: Builder, x: Val, d: int, index: Val, count: int, value: Number, *, wraps: bool
-) -> Val:
-    """Return the tensor with a number at the `count` places along dim d that the rows of `index`
-    name."""
+def with_value_at(b: Builder, x: Val, d: int, index: Val, value: Number) -> Val:
+    """Return the tensor with a number at one place along dim d, which a vector names for each
+    row."""
     check_converts(x.dtype, value)
-    check_index(b, index, x.shape[d], wraps=wraps)
+    check_index(b, index, x.shape[d], wraps=True)
     number = filled(b, x.shape, x.dtype, value)
+    return with_values_at(b, x, d, index, 1, lambda idx, _: b.load(number, idx), wraps=True)
+
+
+def with_values_at(
+    b: Builder,
+    x: Val,
+    d: int,
+    index: Val,
+    count: int,
+    value: Callable[[tuple[Index, ...], list[Index]], Expr],
+    *,
+    wraps: bool = False,
+) -> Val:
+    """Return the tensor with values at the `count` places along dim d that the rows of `index`
+    name. `value`: takes the place in x and that in the index."""
 
     def body(idx: tuple[Index, ...]) -> Expr:
         found = b.load(x, idx)
         for k in range(count):
             at = [as_index(k) if n == d else i for n, i in enumerate(idx)]
             place = b.at(gathered(b, index, at[: index.ndim], x.shape[d], wraps=wraps))
-            found = b.select(b.apply("eq", place, b.at(idx[d])), b.load(number, idx), found)
+            found = b.select(b.apply("eq", place, b.at(idx[d])), value(idx, at), found)
         return found
 
     return b.tensor(x.shape, x.dtype, body)

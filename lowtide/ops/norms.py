@@ -208,6 +208,17 @@ def lower_cdist(b: Builder, x: Val, y: Val, p: Any, compute_mode: Any) -> Val:
 
 
 @op(
+    "pdist",
+    "(self: Tensor, p: float = 2.0) -> Tensor",
+    "torch.pdist F.pdist",
+    kind="contraction",
+)
+def lower_pdist(b: Builder, x: Val, p: Any) -> Val:
+    """Distances between each two rows; `specialise/selections` has those that are only reduced."""
+    raise Unsupported("the list of all distances")
+
+
+@op(
     "pairwise_distance",
     "(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-06, keepdim: bool = False) -> Tensor",
     "F.pairwise_distance torch.pairwise_distance",

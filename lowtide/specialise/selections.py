@@ -8,6 +8,8 @@ are `Selection`s, and the results of their reductions; raises Escaped for any ot
     energy.sum()                     sum_ij(t1[i, j] ? exp(-d[i, j]) : 0)       a tensor
     i, j = torch.where(d < 1.0)      the indices themselves where t1[i, j]      Selections
     x[i] - y[j]                      x[i, c] - y[j, c] where t1[i, j]           the same
+    i, j = torch.triu_indices(…)     the indices themselves where j >= i        Selections
+    torch.pdist(x)                   cdist(x, x)[i, j] where j > i              a Selection
 
 PyTorch's selection has a size that depends on the data, so a region would end there and store the
 pairs. In that case only, a Selection is tried. If an op needs the selection itself, the region ends
@@ -41,8 +43,10 @@ from lowtide.specialise.abstract import (
     tensors_in,
 )
 from lowtide.specialise.kernel_numbers import Escaped
+from lowtide.specialise.layers import are_pairs
 from lowtide.texpr.build import ShapeError, Unsupported, Val
-from lowtide.texpr.index import Index
+from lowtide.texpr.index import Index, product
+from lowtide.texpr.sizes import evaluate
 
 _PLACES: Final = ("torch.where", "torch.nonzero", "Tensor.nonzero", "Tensor.where")
 _SELECTS: Final = ("torch.masked_select", "Tensor.masked_select")
@@ -52,6 +56,8 @@ _ALL: Final = (None, (), (0,), (-1,), 0, -1)  # dims of a reduction of a vector
 _SUMS: Final = {"torch.sum": "torch.masked_sum", "torch.mean": "torch.masked_mean"}
 _LARGEST: Final = ("torch.max", "torch.amax")
 _SMALLEST: Final = ("torch.min", "torch.amin")
+_TRIANGLES: Final = {"torch.triu_indices": "ge", "torch.tril_indices": "le"}
+_DISTANCES: Final = "torch.pdist"
 _MAY_RAISE: Final = (
     "torch.floor_divide",
     "torch.remainder",
@@ -67,8 +73,11 @@ def evaluated(run: Any, op: Op, env: Mapping[Value, Abs]) -> list[Abs] | None:
     ops. Raises Escaped."""
     read = [s for v in op.operands if v in env for s in _within(env[v])]
     if not read:
+        half = _half(run, op, env)
+        if half is not None:
+            return half
         return _selected(run, op, _operands(run, op, env)) if _may_select(run, op) else None
-    if op.name in _HOLDING:
+    if op.name in _HOLDING or (op.name == "torch.getitem" and _is_item(op, env)):
         return None
     try:
         found = _computed(run, op, _operands(run, op, env)) if _is_usual(run) else None
@@ -129,12 +138,83 @@ def _selected(run: Any, op: Op, operands: list[Abs]) -> list[Abs] | None:
     as_tuple = [x.value for x in operands[1:]] == [True]
     if len(tensors) != 1 or as_tuple != ("nonzero" in str(op.attrs["target"])):
         return None
+    return [Abs(Seq(tuple, tuple(Abs(x) for x in _places(run, op, mask))))]
+
+
+def _is_item(op: Op, env: Mapping[Value, Abs]) -> bool:
+    """Return whether the op reads the rows or the columns of `torch.triu_indices`."""
+    return isinstance(env[op.operands[0]].value, Seq) and op.attrs["spec"] == ("int",)
+
+
+# -- halves of a square ----------------------------------------------------------------------------
+
+
+def _half(run: Any, op: Op, env: Mapping[Value, Abs]) -> list[Abs] | None:
+    """Return the results of an op that lists the pairs in half a square, None for other ops."""
+    is_distance = op.name == _DISTANCES
+    if not (is_distance or op.name in _TRIANGLES) or op in run.kept or not _is_usual(run):
+        return None
+    try:
+        operands = _operands(run, op, env)
+        return _distances(run, op, operands) if is_distance else _triangle(run, op, operands)
+    except (Unsupported, ShapeError):
+        return None
+
+
+def _triangle(run: Any, op: Op, operands: list[Abs]) -> list[Abs] | None:
+    rows, columns, offset, dtype, *options = (x.value for x in operands)
+    known = all(isinstance(n, int | Index) for n in (rows, columns, offset))
+    if not known or dtype not in (None, torch.int64) or any(x is not None for x in options[:1]):
+        return None
+    sizes = cast("tuple[Index | int, ...]", (rows, columns))
+    if options[2] or options[1] not in (None, "cpu", torch.device("cpu")):
+        return None
+    if run.b.device.type != "cpu" or run.b.default_device.type != "cpu":
+        return None
+    if not all(run.b.at_least(n, 1) for n in sizes) or not _is_large(run, sizes):
+        return None
+    mask = _mask(run, op, sizes, _TRIANGLES[op.name], cast("Index | int", offset))
+    return [Abs(Seq(tuple, tuple(Abs(x) for x in _places(run, op, mask))))]
+
+
+def _distances(run: Any, op: Op, operands: list[Abs]) -> list[Abs] | None:
+    """Return `torch.pdist`, of the distances of all pairs, those above the diagonal."""
+    x, p = operands
+    if not isinstance(x.value, Val) or x.value.ndim != 2 or p.value not in (1, 2):
+        return None
+    sizes = (x.value.shape[0], x.value.shape[0])
+    if x.value.dtype not in (dtypes.f32, dtypes.f64) or not run.b.at_least(sizes[0], 2):
+        return None
+    if not _is_large(run, sizes):
+        return None
+    full = _lowered(run, op, "torch.cdist", x, x, p, constant(None))
+    mask = _mask(run, op, sizes, "ge", 1)
+    return [Abs(Selection(_guarded(run, op, Abs(full), mask), mask, op))]
+
+
+def _is_large(run: Any, sizes: Sequence[Index | int]) -> bool:
+    """Return whether a matrix of the sizes is one of pairs."""
+    nbytes = 4 * evaluate(product(sizes), run.numbers)
+    return are_pairs(nbytes, run.given_bytes)
+
+
+def _mask(run: Any, op: Op, sizes: Sequence[Index | int], by: str, offset: Index | int) -> Val:
+    """Return where column - row is on one side of the offset."""
+    run.b.loc, run.b.op = op.loc, ""
+    return run.b.tensor(
+        sizes, dtypes.boolean,
+        lambda idx: run.b.apply(by, run.b.at(idx[1] - idx[0]), run.b.at(offset)),
+    )  # fmt: skip
+
+
+def _places(run: Any, op: Op, mask: Val) -> list[Selection]:
+    """Return the indices at which a mask holds, one for each dim."""
     run.b.loc, run.b.op = op.loc, ""
     places = [
         run.b.tensor(mask.shape, dtypes.i64, lambda idx, k=k: run.b.at(idx[k]))
         for k in range(mask.ndim)
     ]
-    return [Abs(Seq(tuple, tuple(Abs(Selection(p, mask, op, k)) for k, p in enumerate(places))))]
+    return [Selection(p, mask, op, k) for k, p in enumerate(places)]
 
 
 def _has_shape(run: Any, x: Val, mask: Val) -> bool:
@@ -244,7 +324,8 @@ def _gathered(run: Any, op: Op, operands: list[Abs], like: Selection) -> list[Ab
     columns = value.shape[len(by) :]
     if op.attrs["spec"] != ("tensor",) * len(by) or len(columns) > 1:
         return None
-    if any(not isinstance(n, int) or n > _MOST_COLUMNS for n in columns):
+    is_half = like.op.name in _TRIANGLES  # of which each second pair is selected
+    if not is_half and any(not isinstance(n, int) or n > _MOST_COLUMNS for n in columns):
         return None
     for size, place in zip(value.shape, places, strict=False):
         run.b.require_equal(size, mask.shape[place], "places of another tensor")

@@ -11,7 +11,7 @@ ShapeError where the region ends, NeedConst and NeedFloats where a constant woul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 
@@ -26,6 +26,10 @@ from lowtide.specialise.lifting import inplace, rows
 from lowtide.specialise.lowering_operands import has_float, is_too_large, item, viewed, with_floats
 from lowtide.specialise.region_boundaries import Stop
 from lowtide.texpr.build import Builder, NeedConst, ShapeError, Unsupported, Val
+
+# The attribute of an op that the program has twice, so that no value of pairs is stored in between;
+# whether it is the second one. Kernels of both compute the same bits.
+SHARED: Final = "shared"
 
 
 class NeedFloats(Exception):
@@ -54,7 +58,12 @@ def evaluate(host: Host, op: Op, operands: list[Abs]) -> list[Abs]:
         host.b.loc, host.b.op = op.loc, record.name
         return [Abs(rows.joined(host.b, record.name, operands[0].value, operands[1].value))]
     if op.name != "torch.getitem":
-        return lowered(host, op, record, record.kind, (), [frozen(x) for x in operands])
+        first = len(host.b.program.defs)
+        found = lowered(host, op, record, record.kind, (), [frozen(x) for x in operands])
+        if SHARED in op.attrs:
+            made = list(host.b.program.defs.items())[first:]
+            host.b.program.shared_sums |= {n for n, d in made if d.is_rounded}
+        return found
     spec = cast("tuple[str, ...]", op.attrs["spec"])
     if isinstance(operands[0].value, Seq):
         return [item(operands, spec)]

@@ -291,7 +291,7 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
             outputs=[*forward.outputs, *extra],
             checks=list(forward.checks),
             equalities=list(forward.equalities),
-            shared_sums=_sums(diff.defs, {*forward.outputs, *saved}),
+            shared_sums=forward.shared_sums | _sums(diff.defs, {*forward.outputs, *saved}),
         )
     )
 

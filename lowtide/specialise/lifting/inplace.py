@@ -354,7 +354,7 @@ def _with_places(b: Builder, view: Val, operands: Sequence[Abs]) -> Val:
         raise Unsupported("changes a tensor in place at indices")
     for v in (rows, columns):
         b.require_equal(v.shape[0], view.shape[0], "indices of fewer rows")
-    return with_value_at(b, view, 1, columns, 1, cast("float", given), wraps=True)
+    return with_value_at(b, view, 1, columns, cast("float", given))
 
 
 def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Val:

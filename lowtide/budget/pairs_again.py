@@ -1,0 +1,195 @@
+"""Recomputes values of pairs that would be stored for ops after one that ends a region.
+
+In: an `Outer`, and the runs of ops that are done in chunks. Out: the block's ops, of which some
+stand there twice.
+
+    d = squared(a, b)                  d = squared(a, b)         in chunks, with topk
+    v, i = d.topk(8)            →      v, i = d.topk(8)
+    return v, d.amin(0)                d' = squared(a, b)
+                                       return v, d'.amin(0)      a kernel, which does not store d'
+
+Only values whose elements are short formulas of small operands are recomputed: without float sums
+of more than eight terms. Two kernels may add up a longer sum in different orders, and the program
+may compare what it finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from lowtide.budget.independence import is_lowered, program_of
+from lowtide.budget.outer import Outer, is_torch
+from lowtide.execute.candidate import Candidate
+from lowtide.ir import opdefs
+from lowtide.ir.core import Op, Value, free_values
+from lowtide.specialise.region_boundaries import static_reason
+from lowtide.specialise.torch_ops import SHARED
+from lowtide.texpr import expr as ex
+from lowtide.texpr.algebra import UNROLL_EXTENT
+from lowtide.texpr.expr import Reduce
+from lowtide.torch_private.tensors import storage_of
+
+_MOST_OPS: Final = 40
+
+
+def with_pairs_again(outer: Outer, runs: Sequence[Candidate], least: int, times: int) -> list[Op]:
+    """Return the ops; see the module's text. A value of pairs has `least` bytes, and `times` as
+    many elements as the operands of its formula."""
+    return _Recomputing(outer, runs, least, times).ops()
+
+
+class _Recomputing:
+    def __init__(self, outer: Outer, runs: Sequence[Candidate], least: int, times: int) -> None:
+        self.outer = outer
+        self.least, self.times = least, times
+        self.makers = {v: op for op in outer.ops for v in op.results}
+        self.place = {v: k for k, op in enumerate(outer.ops) for v in op.results}
+        self.inside = {k: run for run in runs for k in range(run.start, run.stop)}
+        self.ends = self._ends()
+        self.chains: dict[Value, list[Op] | None] = {}
+
+    def ops(self) -> list[Op]:
+        """Return the block's ops, with clones after each end of a region whose later ops read
+        pairs."""
+        before: dict[int, list[Op]] = {}
+        clones: dict[int, dict[Value, Value]] = {}
+        renamed: dict[int, dict[Value, Value]] = {}
+        for k, op in enumerate(self.outer.ops):
+            for v in dict.fromkeys(free_values([op])):
+                end = self._end_between(v, k)
+                chain = self._chain(v) if end is not None else None
+                if end is None or chain is None:
+                    continue
+                known = clones.setdefault(end, {})
+                before.setdefault(end, []).extend(self._cloned(chain, known))
+                renamed.setdefault(k, {})[v] = known[v]
+        if not before:
+            return list(self.outer.ops)
+        doubled = {id(self.makers[v]) for known in clones.values() for v in known}
+        found: list[Op] = []
+        for k, op in enumerate(self.outer.ops):
+            found += before.get(k, [])
+            names = renamed.get(k, {})
+            if id(op) in doubled:
+                op = _shared(op, False)
+            if names:
+                op = replace(op, operands=[names.get(v, v) for v in op.operands])
+            found.append(op)
+        return found
+
+    def _ends(self) -> list[int]:
+        """Return the positions after ops that end a region, or after runs in chunks."""
+        found = {run.stop for run in self.inside.values()}
+        for k, op in enumerate(self.outer.ops[: self.outer.last]):
+            if k not in self.inside and self._ends_region(op):
+                found.add(k + 1)
+        return sorted(found)
+
+    def _ends_region(self, op: Op) -> bool:
+        if is_torch(op) or op.name == "mutate":
+            return not is_lowered(op, [self.outer.known.get(v) for v in op.operands])
+        return bool(static_reason(op))
+
+    def _end_between(self, v: Value, reader: int) -> int | None:
+        """Return the last end between the op that makes a value of pairs and one that reads it;
+        None if there is none, or if the value is stored in any case."""
+        made = self.place.get(v)
+        if made is None or reader in self.inside or self._nbytes(v) < self.least:
+            return None
+        ends = [e for e in self.ends if made < e <= reader]
+        return None if not ends or self._is_stored(v) else ends[-1]
+
+    def _is_stored(self, v: Value) -> bool:
+        """Return whether an op that is not done in chunks reads the value as it is."""
+        return any(
+            v in free_values([op])
+            and k not in self.inside
+            and (k >= self.outer.last or op.blocks or self._ends_region(op))
+            for k, op in enumerate(self.outer.ops)
+        )
+
+    def _chain(self, v: Value) -> list[Op] | None:
+        """Return the ops that make a value from small ones, in order; None if it is not to be
+        recomputed."""
+        if v not in self.chains:
+            found: dict[int, Op] = {}
+            is_short = self._collect(v, self._numel(v) / self.times, found)
+            self.chains[v] = [found[k] for k in sorted(found)] if is_short else None
+        return self.chains[v]
+
+    def _collect(self, v: Value, large: float, found: dict[int, Op]) -> bool:
+        """Add the ops that make a value from tensors of at most `large` elements, and its numbers.
+        Return False if that cannot be done."""
+        place = self.place.get(v)
+        if place is None:
+            return not self.outer.tensors(v)
+        if place in found:
+            return True
+        op = self.outer.ops[place]
+        is_short = self._is_short(op) if self.outer.tensors(v) else self._is_plain(op)
+        if len(found) >= _MOST_OPS or not is_short:
+            return False
+        found[place] = op
+        for o in op.operands:
+            tensors = self.outer.tensors(o)
+            if any(self.outer.is_written(storage_of(x), 0) for x in tensors):
+                return False
+            is_small = bool(tensors) and all(x.numel() <= large for x in tensors)
+            if not is_small and not self._collect(o, large, found):
+                return False
+        return True
+
+    def _is_plain(self, op: Op) -> bool:
+        return not op.blocks and opdefs.is_removable(op, self.makers)
+
+    def _is_short(self, op: Op) -> bool:
+        """Return whether the op's results are short formulas, which any kernel computes alike."""
+        if not op.name.startswith("torch.") or op.blocks:
+            return False
+        if not (opdefs.is_removable(op, self.makers) and all(map(self._is_free, op.results))):
+            return False
+        program = program_of(op, [self.outer.known.get(v) for v in op.operands])
+        reduces = [
+            node
+            for d in (program.defs.values() if program is not None else ())
+            for node in ex.walk(d.expr)
+            if isinstance(node, Reduce)
+        ]
+        return program is not None and all(map(_is_written_out, reduces))
+
+    def _is_free(self, v: Value) -> bool:
+        """Return whether nothing writes into the value's memory."""
+        return not any(self.outer.is_written(storage_of(x), 0) for x in self.outer.tensors(v))
+
+    def _cloned(self, chain: Iterable[Op], known: dict[Value, Value]) -> list[Op]:
+        """Return copies of ops, without those whose results are `known`."""
+        made: list[Op] = []
+        for op in chain:
+            if op.results[0] in known:
+                continue
+            known.update((r, Value(r.name, r.type)) for r in op.results)
+            operands = [known.get(v, v) for v in op.operands]
+            copy = replace(op, operands=operands, results=[known[r] for r in op.results])
+            made.append(_shared(copy, True))
+        return made
+
+    def _nbytes(self, v: Value) -> int:
+        return sum(x.nbytes for x in self.outer.tensors(v))
+
+    def _numel(self, v: Value) -> int:
+        return sum(x.numel() for x in self.outer.tensors(v))
+
+
+def _shared(op: Op, is_second: bool) -> Op:
+    if not op.name.startswith("torch."):
+        return op
+    return replace(op, attrs={**op.attrs, SHARED: is_second})
+
+
+def _is_written_out(node: Reduce) -> bool:
+    extents = [a.extent.const for a in node.axes]
+    known = [n for n in extents if n is not None]
+    return len(known) == len(extents) and math.prod(known) <= UNROLL_EXTENT
