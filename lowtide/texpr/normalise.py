@@ -164,6 +164,7 @@ def _inlined(
     whole: dict[str, Def] = {}
     result: list[Def] = []
     known: dict[str, Def] = {}
+    heavy = set[str]()  # pairs, of which each is a sum or is made of one
 
     def count(axes: tuple[Axis, ...]) -> int:
         return points(axes, hints)
@@ -180,8 +181,16 @@ def _inlined(
             sums[d.name] = whole[d.name] = _renamed(d, expr)  # not written out in another sum
             result.append(whole[d.name])
             continue
-        new = known[d.name] = _renamed(d, with_late_division(simplify(expr), known))
+        if isinstance(expr, Reduce) and _sums_up(expr, heavy):
+            simple: Expr = ex.reduce(expr.fn, expr.axes, simplify(expr.body), expr.dtype)
+        else:
+            simple = simplify(expr)
+        new = known[d.name] = _renamed(d, with_late_division(simple, known))
         result.append(new)
+        if count(d.axes) > io_elements and (
+            is_reduction(new) or any(load.source in heavy for load in ex.loads(new.expr))
+        ):
+            heavy.add(d.name)
         if d.name in added_to:
             continue
         if not _has_reduction(new.expr):
@@ -191,6 +200,13 @@ def _inlined(
             sums[d.name] = new
     read = {load.source for d in result for load in ex.loads(d.expr)} & whole.keys()
     return [_renamed(d, simplify(d.expr)) if d.name in read else d for d in result]
+
+
+def _sums_up(node: Reduce, heavy: Set[str]) -> bool:
+    """Return whether a reduction runs over an axis of pairs that are dear to compute. Written out,
+    it would read them at several places, and they would be stored."""
+    found = (load for load in ex.loads(node.body) if load.source in heavy)
+    return any(not load.free.isdisjoint(node.axes) for load in found)
 
 
 def _few_terms(d: Def, expr: Expr) -> tuple[list[Def], Expr]:
