@@ -60,11 +60,12 @@ _TIMES: Final = 4  # as large as what it is made of
 
 def reads_pairs(function: Function) -> bool:
     """Return whether the function's outer block may have ops of PyTorch's that read pairs: those of
-    the tables, pointwise ones, and all ops on complex numbers."""
+    the tables, pointwise ones, writes at indices, and all ops on complex numbers; or a `print`."""
     return any(
         op.name == "print"
         or (op.name == "const" and type(op.attrs["value"]) is complex)
-        or _may_read(op)
+        or puts_at_places(op)
+        or (bool(name_of(op)) and _may_read(op))
         for op in function.block.ops
     )
 
@@ -73,8 +74,6 @@ def _may_read(op: Op) -> bool:
     if puts_at_places(op):
         return True
     name = name_of(op)
-    if not name:
-        return False
     is_torch = op.name == "call_torch" or op.name.startswith("torch.")
     return name in _ALONG_ROWS or name in _SLOW or (is_torch and is_pointwise(op))
 

@@ -55,7 +55,7 @@ WIDE: Final[Mapping[str, frozenset[str]]] = {
     "cuda": frozenset(
         f"{_WIDE} softplus pow softmax F.softmax log_softmax F.log_softmax softmin layer_norm "
         "rms_norm group_norm logsumexp cosine_similarity square exp expm1 log log2 log10 log1p "
-        "rsqrt tan asin acos sinh cosh reciprocal sum linalg.vector_norm".split()
+        "rsqrt tan asin acos sinh cosh reciprocal sum linalg.vector_norm pdist".split()
     ),
 }
 # … and as PyTorch decides within them.

@@ -35,13 +35,13 @@ def given(batch: int, n: int, m: int, dtype: torch.dtype = torch.float32) -> lis
 
 @pytest.mark.parametrize("fn", [written_out, fused])
 def test_scores_are_not_stored(fn: Any) -> None:
-    args = given(4, 700, 700)  # scores of 8 MB
+    args = given(8, 700, 700)  # scores of 16 MB
     compiled: Any = lt.script(fn)
     gradients(compiled, args)
     peak = measure_peak(lambda: gradients(compiled, args))[0].peak_bytes
     results = sum(x.nbytes for x in args)
-    assert peak - results < 3 << 20
-    assert compiled.memory(*args).peak_bytes - results < 3 << 20
+    assert peak - results < 6 << 20
+    assert compiled.memory(*args).peak_bytes - results < 6 << 20
 
 
 @pytest.mark.parametrize("fn", [written_out, fused])

@@ -101,6 +101,8 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "rnn_tanh_cell": (X, X, X, X),
     "roll": (X, [1], [0]),
     "scaled_dot_product_attention": (X[None], X[None], X[None]),
+    "put_in_part": (X, ROWS, ROWS, 2.0, ROWS[:, None], ROWS, 4, 4, False),
+    "scatter.src": (X, 0, ROWS[None], X),
     "scatter.value": (X, 0, ROWS[None, :1].expand(1, 4), 2.0),
     "scatter_add": (X, 0, ROWS[None], X),
     "take_along_dim": (X, ROWS[None], 0),

@@ -33,7 +33,9 @@ def test_record(record: OpRecord) -> None:
     for source in record.sources:
         assert resolve(source) is not None, source
         assert record in lookup(source)
-    assert record.lower is not None
+    if record.lower is None:
+        assert record.name == "put_in_part"  # which a pass adds, for PyTorch to run
+        return
     assert record.doc or record.kind in ("pointwise", "composite", "reduction", "factory", "view",
                                          "copy")  # fmt: skip
     if record.name != "getitem":
