@@ -127,7 +127,7 @@ def ranked_pairs(x):
     return (x[:, None] - x[None]).abs().amin(1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiler_that_is_missing(tmp_path: Path) -> None:
     said = "no C compiler was found; install one: `apt"
     (tmp_path / "train.py").write_text(PROGRAM)

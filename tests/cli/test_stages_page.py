@@ -10,7 +10,7 @@ import torch
 
 import lowtide as lt
 from lowtide.cli import app
-from lowtide.tools.stages_page import Pane, panes, places_in, write_page
+from lowtide.tools.stages_page import Pane, page_text, panes, places_in
 
 FILE = Path(__file__).name
 
@@ -54,10 +54,8 @@ def test_registers_of_c_belong_to_what_is_stored(made: dict[str, Pane]) -> None:
     assert not any(text.startswith("typedef") for text in found)
 
 
-def test_the_page_is_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    write_page(lt.script(chamfer), (torch.empty(500, 3), torch.empty(400, 3)), str(path))
-    text = path.read_text("utf-8")
+def test_the_page_is_one_file(made: dict[str, Pane]) -> None:
+    text = page_text("chamfer", "3 kernels", [*made.values()])
     assert not re.search(r"(src|href)=|https?:", text)
     assert text.count('<section class="pane"') == text.count("<button aria-pressed")
     assert "{{" not in re.sub(r"(?s)<style>.*?</style>|<script>.*?</script>", "", text)
