@@ -219,7 +219,7 @@ def short_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strips, "FEWEST", 32)
     monkeypatch.setattr(strips, "MOST", 32)
     monkeypatch.setattr(axes, "LONG", 32)
-    monkeypatch.setattr(apart, "MOST_HELD", 64)
+    monkeypatch.setattr(apart, "MAX_HELD", 64)
 
 
 def kernels(compiled: Any, *given: Tensor) -> list[str]:

@@ -170,14 +170,14 @@ def test_work_memory_of_one_kernel_does_for_the_next() -> None:
 
 
 def test_a_number_asked_for_inside_does_not_end_it() -> None:
-    def f(x):
+    def f(x):  # PyTorch runs covariances of bfloat16
         return torch.cumsum(torch.cov(x), 0)
 
     n = 1000
-    plan = lt.script(f).memory(torch.empty(n, n, device="meta"))
+    plan = lt.script(f).memory(torch.empty(n, n, dtype=torch.bfloat16, device="meta"))
     assert any("reads a number from the data" in note for note in plan.notes)
     assert not any("nothing after it" in note for note in plan.notes)
-    assert plan.peak_bytes > 2 * 4 * n * n
+    assert plan.peak_bytes > 2 * 2 * n * n
 
 
 def test_what_is_gathered_is_scattered_once() -> None:
