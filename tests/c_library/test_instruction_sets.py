@@ -49,7 +49,7 @@ def _run(folder: Path, *row: str) -> str:
     return made.stdout
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("compiler", ["gcc", pytest.param("clang", marks=pytest.mark.long)])
 def test_one_library_for_all_machines(compiler: str, folder: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
@@ -89,6 +89,7 @@ def test_each_set_gives_the_results(name: str, folder: Path) -> None:
     assert "largest difference" in _run(folder, program)
 
 
+@pytest.mark.long
 def test_cmake_builds_and_installs_it(folder: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")

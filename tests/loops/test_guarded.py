@@ -13,12 +13,12 @@ import lowtide as lt
 from tests.loops.windows import gradient_of_input
 
 ROOT = Path(__file__).parents[2]
-LONG = [["scans"], ["empties"], ["windows", "0", "15"], ["windows", "100", "3"]]
+LONG = [["branches"], ["scans"], ["empties"], ["windows", "0", "15"], ["windows", "100", "3"]]
 
 
 @pytest.mark.parametrize(
     "kind",
-    [["lifted"], ["kept"], ["branches"], *(pytest.param(k, marks=pytest.mark.long) for k in LONG)],
+    [["lifted"], ["kept"], *(pytest.param(k, marks=pytest.mark.long) for k in LONG)],
     ids=lambda k: "-".join(k[:2]),
 )
 def test_memory_is_left_alone(kind: list[str]) -> None:

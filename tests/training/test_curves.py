@@ -77,9 +77,10 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 LONG = pytest.param("transformer", marks=pytest.mark.slow)  # to compile
+GRU = pytest.param("gru", marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("case", ["conv", "lstm", "gru", "mlp", LONG])
+@pytest.mark.parametrize("case", ["conv", "lstm", GRU, "mlp", LONG])
 def test_the_curve_of_eager(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     made = CASES[case][0]()
