@@ -397,7 +397,8 @@ class Flow(ABC):
         index = self.frame.variable(0, self.last_of(trips), is_small=True)
         counter = c_int(index)[1:-1]
         goes = ""
-        if going is not True or block.terminator.operands[0] in _made_in(block):
+        goes_on = block.terminator.operands[0]
+        if going is not True or any(goes_on in inner.results for inner in block.ops):
             goes = self.frame.fresh("b_")
             self.lines.append(f"int {goes} = {c_truth(going)};")
         limit = f"{counter} < {c_int(trips)}" if trips != MAX_TRIPS else "1"
@@ -596,7 +597,3 @@ def _only_tested(block: Block, op: Op) -> set[int]:
         if users and all(o.name in ("py.bool", "py.not") for o in users):
             found.add(k)
     return found
-
-
-def _made_in(block: Block) -> set[Value]:
-    return {v for op in block.ops for v in op.results}

@@ -42,6 +42,7 @@ from lowtide.c_library.values import (
     of_torch,
 )
 from lowtide.c_library.walk import Walker
+from lowtide.c_library.words import FREE, TAKEN
 from lowtide.codegen.host import region as host
 from lowtide.compiler import simplified
 from lowtide.errors import ExportError
@@ -56,22 +57,6 @@ from lowtide.torch_private.pytree import leaves
 
 _MOST_SHOWN: Final = 40
 _MOST_ROUNDS: Final = 100
-_FREE: Final = re.compile(
-    r"(?!(?:out|f)\d+$|(?:[a-z]|first|trip|lt|kernel)_|[A-Z]|model)[a-z]\w*", re.ASCII
-)  # names that neither the C library nor the generated code uses
-_TAKEN: Final = re.compile(
-    r"""sizes|weights|workspace|workspace_given|workspace_bytes|pool|pool_or_null |
-    threads|offsets|needed|fault|status|slots|state|message|i|main|auto|break|case|char |
-    const|continue|default|do|double|else|enum|extern|float|for|goto|if |
-    inline|int|long|register|restrict|return|short|signed|sizeof|static|struct |
-    switch|typedef|union|unsigned|void|volatile|while|bool|true|false|asm |
-    typeof|linux|unix|and|bitand|bitor|catch|class|compl|constexpr|decltype |
-    delete|dynamic_cast|explicit|export|friend|mutable|namespace|new|noexcept |
-    not|operator|or|private|protected|public|static_assert|template|this |
-    thread_local|throw|try|typeid|typename|using|virtual|xor|alignas|alignof |
-    nullptr|concept|requires|wchar_t""",
-    re.VERBOSE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +348,7 @@ class _Printed:
 
     def label(self, name: str) -> str:
         """Return a name in C."""
-        if not _FREE.fullmatch(name) or _TAKEN.fullmatch(name):
+        if not FREE.fullmatch(name) or TAKEN.fullmatch(name):
             name = "arg_" + re.sub(r"[^A-Za-z0-9_]", "_", name)
         while name in self.labels:
             name += "_"
@@ -488,7 +473,7 @@ class _Printed:
         if key not in self.state:
             name = re.sub(r"\W", "_", key.replace("@", "")) or "self"
             taken = {x.name for x in self.state.values()}
-            while name in taken or not re.match(r"[A-Za-z]", name) or _TAKEN.fullmatch(name):
+            while name in taken or not re.match(r"[A-Za-z]", name) or TAKEN.fullmatch(name):
                 name = f"x{name}_"
             self.state[key] = Kept(key=key, name=name, value=value)
         return self.state[key].name
