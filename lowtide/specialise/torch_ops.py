@@ -62,7 +62,8 @@ def evaluate(host: Host, op: Op, operands: list[Abs]) -> list[Abs]:
         found = lowered(host, op, record, record.kind, (), [frozen(x) for x in operands])
         if SHARED in op.attrs:
             made = list(host.b.program.defs.items())[first:]
-            host.b.program.shared_sums |= {n for n, d in made if d.is_rounded}
+            sums = {n: d.tiles_dtype for n, d in made if d.is_rounded}
+            host.b.program.shared_sums = {**host.b.program.shared_sums, **sums}
         return found
     spec = cast("tuple[str, ...]", op.attrs["spec"])
     if isinstance(operands[0].value, Seq):

@@ -291,14 +291,14 @@ def recording(forward: Program, diff: Differentiation, saved: Collection[str]) -
             outputs=[*forward.outputs, *extra],
             checks=list(forward.checks),
             equalities=list(forward.equalities),
-            shared_sums=forward.shared_sums | _sums(diff.defs, {*forward.outputs, *saved}),
+            shared_sums={**forward.shared_sums, **_sums(diff.defs, {*forward.outputs, *saved})},
         )
     )
 
 
-def _sums(defs: Mapping[str, Def], at_hand: Container[str]) -> frozenset[str]:
+def _sums(defs: Mapping[str, Def], at_hand: Container[str]) -> dict[str, DType]:
     """Return the rounded sums that the backward pass recomputes where it needs them."""
-    return frozenset(n for n, d in defs.items() if d.is_rounded and n not in at_hand)
+    return {n: d.tiles_dtype for n, d in defs.items() if d.is_rounded and n not in at_hand}
 
 
 def backward(

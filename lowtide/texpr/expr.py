@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from lowtide.errors import UNKNOWN_LOC, Loc
-from lowtide.ir.dtypes import DType, nearest, wrapped
+from lowtide.ir.dtypes import BY_NAME, DType, f32, f64, nearest, wrapped
 from lowtide.texpr.index import (
     Atom,
     Axis,
@@ -252,6 +252,23 @@ class Def:
         return isinstance(e, Reduce) and e.fn in ("sum", "prod") and e.dtype.is_float
 
     @property
+    def is_contraction(self) -> bool:
+        """Return whether it is a sum whose body joins values that each lack some loops: matmul and
+        similar."""
+        e, own = self.expr, [a for a in self.axes if a.extent.const != 1]
+        if not (isinstance(e, Reduce) and e.fn == "sum" and own):
+            return False
+        partial = (load.free for load in loads(e.body))
+        return sum(1 for p in partial if p and p < {*own, *e.axes}) >= 2
+
+    @property
+    def tiles_dtype(self) -> DType:
+        """The dtype in which the tiles of a sum are added up by all kernels that compute it: one
+        that the formula alone decides. A contraction has too many results for float64."""
+        dtype = BY_NAME[self.dtype.compute]
+        return f64 if dtype is f32 and self.is_rounded and not self.is_contraction else dtype
+
+    @property
     def adds_to(self) -> str:
         """The tensor that it is added to, "" if it is a value."""
         return self.expr.place.source if isinstance(self.expr, AddAt) else ""
@@ -302,7 +319,8 @@ class Program:
     `outputs` are what the caller needs, also what is only added to one of them (`AddAt`). `checks`
     names bool scalars that must come out true (data-dependent indices in bounds); `equalities` are
     pairs of sizes, with a message, to be compared before the run. `shared_sums`: float sums
-    that another Program computes, too, in the same order (`tile/summation`)."""
+    that another Program computes, too, in the same order (`tile/summation`), and the dtype in
+    which their tiles are added up."""
 
     inputs: dict[str, Input] = field(default_factory=dict[str, Input])
     delays: dict[str, Delay] = field(default_factory=dict[str, Delay])
@@ -312,7 +330,7 @@ class Program:
     equalities: list[tuple[Index, Index, str]] = field(
         default_factory=list[tuple[Index, Index, str]]
     )
-    shared_sums: frozenset[str] = frozenset()
+    shared_sums: Mapping[str, DType] = field(default_factory=dict[str, DType])
 
     def additions(self, to: Container[str]) -> list[str]:
         """Definitions that are added to these values."""
@@ -332,7 +350,8 @@ class Program:
         """Return a hashable key of the Program, source lines included."""
         return (
             tuple(self.inputs.values()), tuple(self.delays.values()), tuple(self.defs.values()),
-            tuple(self.outputs), tuple(self.checks), tuple(self.equalities), self.shared_sums,
+            tuple(self.outputs), tuple(self.checks), tuple(self.equalities),
+            frozenset(self.shared_sums.items()),
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def normalise(program: Program, hints: Mapping[str, int]) -> Program:
     roots = dict.fromkeys([*program.outputs, *program.checks])
     added_to = program.added_to()
     current = [_without_units(d) for d in _live(program.defs, roots, _never_read(program))]
-    current = _reduced_once(current, roots, program.shared_sums | added_to)
+    current = _reduced_once(current, roots, program.shared_sums.keys() | added_to)
     io_elements = sum(elements(i.shape, hints) for i in program.inputs.values())
     io_elements += sum(points(d.axes, hints) for d in current if d.name in roots and not d.adds_to)
     current, bordered = with_borders(

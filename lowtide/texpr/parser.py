@@ -252,7 +252,12 @@ class ProgramParser:
         self.made.checks = self.values(line)
 
     def shared_sums(self, line: Line) -> None:
-        self.made.shared_sums = frozenset(line.names())
+        found: dict[str, DType] = {}
+        while not found or line.skip(","):
+            name = line.name()
+            line.need(":")
+            found[name] = line.dtype()
+        self.made.shared_sums = found
 
     def values(self, line: Line) -> list[str]:
         found: list[str] = []

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lowtide.ir import dtypes
+from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.expr import (
@@ -107,14 +108,16 @@ def _loads(program: Program) -> dict[str, set[str]]:
     return {n: {x.source for x in ex.loads(d.expr)} for n, d in program.defs.items()}
 
 
-def _alike(parts: Sequence[Part | Loop], shared_sums: frozenset[str]) -> Sequence[Part | Loop]:
-    """Return the parts, each with the tensors to which others add, or with the row of a step of
+def _alike(parts: Sequence[Part | Loop], shared_sums: Mapping[str, DType]) -> Sequence[Part | Loop]:
+    """Return the parts, each with the sums that others compute, too, or the row of a step of
     those."""
-    made = [n.removesuffix(OF_STEP) for p in parts for n in p.program.defs]
-    several = shared_sums | {n for n, count in Counter(made).items() if count > 1}
+    made = [(n.removesuffix(OF_STEP), d) for p in parts for n, d in p.program.defs.items()]
+    count = Counter(name for name, _ in made)
+    several = {n: d.tiles_dtype for n, d in reversed(made) if count[n] > 1} | {**shared_sums}
     for p in parts:
-        names = (n for n in p.program.defs if n.removesuffix(OF_STEP) in several)
-        p.program = replace(p.program, shared_sums=frozenset(names))
+        names = {n: n.removesuffix(OF_STEP) for n in p.program.defs}
+        sums = {n: several[whole] for n, whole in names.items() if whole in several}
+        p.program = replace(p.program, shared_sums=sums)
     return parts
 
 

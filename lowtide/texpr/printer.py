@@ -68,7 +68,7 @@ def wanted_lines(program: Program) -> list[str]:
     found = {
         "output": program.outputs,
         "check": program.checks,
-        "shared_sums": sorted(program.shared_sums),
+        "shared_sums": [f"{n}: {d.name}" for n, d in sorted(program.shared_sums.items())],
     }
     return [f"{word} {', '.join(names)}" for word, names in found.items() if names]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Set
 
+from lowtide.ir.dtypes import DType
 from lowtide.texpr import expr as ex
 from lowtide.texpr.build import symbols
 from lowtide.texpr.expr import Def, Expr, Input, Reduce
@@ -23,7 +24,6 @@ from lowtide.tile.axes import (
     common_axes,
     consumed,
     is_batch,
-    is_contraction,
     own_axes,
     pointwise_inlined,
     reduced_axes,
@@ -98,10 +98,10 @@ class Arrangement:
         target: Target,
         name: str,
         moving: Set[str],
-        alike: Set[str] = frozenset(),
+        alike: Mapping[str, DType] | None = None,
     ) -> None:
         self.name = name
-        self.alike = alike  # sums that other kernels compute, too: in this order
+        self.alike = alike or {}  # sums of other kernels, too, and the dtype that adds up tiles
         self.moving = moving  # of a step of a loop, what is another at the next one
         self.in_loop = bool(moving)  # a step's values are no larger than what the loop carries
         self.hints = hints
@@ -210,7 +210,7 @@ class Arrangement:
         pure = [a for a in common if a not in reduced]
         enough = 2 * self.target.threads
         pure = [a for a in pure if not self._is_column(a)] or pure
-        if any(is_contraction(d) for d in self.reductions.values()):
+        if any(d.is_contraction for d in self.reductions.values()):
             pure.sort(key=lambda a: (a.extent.const or FULL_EXTENT + 1) > FULL_EXTENT)
             lines = bool(pure)  # a task has rows and columns, however they are stored
         else:

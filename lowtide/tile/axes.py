@@ -92,16 +92,6 @@ def owning_axes(place: Load) -> dict[Axis, int]:
     return {a: k for k, i in enumerate(place.index) if (a := the_axis(i)) is not None}
 
 
-def is_contraction(d: Def) -> bool:
-    """Return whether the definition is a sum whose body joins values that each lack some loops:
-    matmul and similar."""
-    if not isinstance(d.expr, Reduce) or d.expr.fn != "sum":
-        return False
-    loops = {*own_axes(d), *d.expr.axes}
-    partial = [load.free for load in ex.loads(d.expr.body)]
-    return len(own_axes(d)) >= 1 and sum(1 for p in partial if p and p < loops) >= 2
-
-
 def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool:
     """Return whether two points of the axis read nothing in common, and each has enough work."""
     loads = [x for d in defs.values() for x in ex.loads(d.expr) if x.free]
@@ -112,7 +102,7 @@ def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool
 def shares_columns(axes: Sequence[Axis], defs: Mapping[str, Def]) -> bool:
     """Return whether the last axis has few points, and all products share a factor over the axis
     before. Then a task takes the rows of several points."""
-    products = [d for d in defs.values() if is_contraction(d)]
+    products = [d for d in defs.values() if d.is_contraction]
     if len(axes) < 2 or (axes[-1].extent.const or SHORT + 1) > SHORT or not products:
         return False
     for d in products:
@@ -138,7 +128,7 @@ def pointwise_inlined(defs: Mapping[str, Def]) -> dict[str, Def]:
 def is_long(d: Def, hints: Mapping[str, int]) -> bool:
     """Return whether the definition is a contraction that is better stored than computed twice."""
     terms = points(reduced_axes(d), hints)
-    return is_contraction(d) and terms >= LONG
+    return d.is_contraction and terms >= LONG
 
 
 def with_axes(d: Def, renaming: Mapping[Axis, Axis]) -> Def:

@@ -32,15 +32,15 @@ def accumulator_dtype(a: Arrangement, item: Item) -> DType:
 
 
 def _is_long(a: Arrangement, item: Item) -> bool:
-    """Return whether the sum is worth float64. Of a sum that other kernels compute, too, the answer
-    does not depend on likely sizes, which may differ there."""
+    """Return whether the sum is worth float64. If other kernels compute it, too, its formula
+    decides: likely sizes may differ there."""
     tiles = {t.axis: t.tile for t in a.grid} | a.tiles
     if isinstance(a, BlockArrangement) or tiles.keys().isdisjoint(item.reduced):
         return False
     if item.name in a.rescaled:
         return False
     if item.name in a.alike:
-        return True
+        return a.alike[item.name] is f64
     if _is_in_one_tile(a, item):
         return False
     whole = tiles if not a.per_thread(item.d) else {}

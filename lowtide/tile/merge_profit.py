@@ -25,7 +25,6 @@ from lowtide.tile.axes import (
     apart_axes,
     common_axes,
     consumed,
-    is_contraction,
     largest_nest,
     own_axes,
     points,
@@ -162,8 +161,8 @@ def _worth_it(
     if len(defs) > 1 and any(_spreads(d, defs, rows, hints, held_limit) for d in defs.values()):
         return False
     for d in defs.values():
-        fed = any(is_contraction(defs[s]) for s in sources(d) if s in defs)
-        if fed and is_contraction(d):
+        fed = any(defs[s].is_contraction for s in sources(d) if s in defs)
+        if fed and d.is_contraction:
             inner = {a for s in sources(d) if s in defs for a in own_axes(defs[s])}
             if points((a for a in own_axes(d) if a not in inner), hints) > WIDE:
                 return False
@@ -184,7 +183,7 @@ def _spreads(
     one kernel, tasks of rows i hold all of dk. Two kernels, which both compute the tile of pairs
     (i, j), are better, unless a cache can hold dk.
     """
-    if not is_contraction(d):
+    if not d.is_contraction:
         return False
     outside = [a for a in own_axes(d) if a not in rows]
     readers = (u for u in defs.values() if d.name in sources(u))
@@ -210,7 +209,7 @@ def _is_computed_twice(
     second sweep. A product larger than `stored` is computed twice rather than stored.
     """
     swept = set(own_axes(d)) - set(common)
-    if not is_contraction(d) or not swept:
+    if not d.is_contraction or not swept:
         return False
     if points(reduced_axes(d), hints) < LONG_PRODUCT:
         return False

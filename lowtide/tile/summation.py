@@ -14,10 +14,11 @@ Out: an `Order`. Two are equal if each result combines the same terms, in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from lowtide.errors import VerifyError
+from lowtide.ir.dtypes import DType
 from lowtide.texpr.expr import Apply, Def, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.group import RECOMPUTED, Group
@@ -42,18 +43,20 @@ class Order:
     dtypes: tuple[str, ...]
 
 
-def recomputed(groups: Iterable[Group], elsewhere: Set[str]) -> frozenset[str]:
-    """Return the values that several groups or other programs compute, by all their names, and the
-    sums inside of those."""
-    names = [n for g in groups for n in g.defs]
-    copied = {n.removesuffix(RECOMPUTED) for n in names if n.endswith(RECOMPUTED)}
-    return frozenset(
-        n
-        for n in names
-        if n.removesuffix(RECOMPUTED) in copied
-        or n in elsewhere
-        or n.rpartition("r")[0] in elsewhere
-    )
+def recomputed(groups: Iterable[Group], elsewhere: Mapping[str, DType]) -> dict[str, DType]:
+    """Return the values that several groups or other programs compute, by all their names, the sums
+    inside of those, and the dtype in which tiles of each are added up."""
+    defs = {n: d for g in groups for n, d in g.defs.items()}
+    copied = {n.removesuffix(RECOMPUTED) for n in defs if n.endswith(RECOMPUTED)}
+    found: dict[str, DType] = {}
+    for n, d in defs.items():
+        name = n.removesuffix(RECOMPUTED)
+        dtype = elsewhere.get(name) or elsewhere.get(n.rpartition("r")[0])
+        if dtype is None and name in copied:
+            dtype = defs.get(name, d).tiles_dtype
+        if dtype is not None:
+            found[n] = dtype
+    return found
 
 
 def two_orders(

@@ -111,7 +111,7 @@ t9[i:N]: f64 = sum[j:4]:f64(f32(at(i + 4*j)))
 equal N, 2*c0: "sizes of 'x'"
 output t5, t6, t7, t9, out, more, x
 check t4
-shared_sums t6, t99
+shared_sums t6: f64, t99: f32
 """
 
 

@@ -110,7 +110,7 @@ class BlockKernels(Kernels):
 
     def _plan(self, g: Group, name: str, hints: Mapping[str, int]) -> Kernel:
         stores = [n for n in g.defs if n in self.stored]
-        n, alike = self.normal, recomputed(self.groups, frozenset())
+        n, alike = self.normal, recomputed(self.groups, {})
         arrangement = BlockArrangement(
             g, stores, n.inputs, n.defs, hints, self.target, name, self.moving, alike
         )
