@@ -1,4 +1,4 @@
-"""Which names of the user's program may stand in generated C as they are.
+"""The names of the user's program may stand in generated C as they are.
 
 FREE     x, boxes, n_heads        their form: no prefix of the generated code, no capitals in front
 TAKEN    int, sizes, threads      what C, C++ and the generated code call something else

@@ -24,8 +24,8 @@ from lowtide.ops.operands import (
     unravel,
 )
 from lowtide.ops.registry import op
-from lowtide.texpr.build import Builder, Unsupported, Val
-from lowtide.texpr.index import Index, product
+from lowtide.texpr.build import Builder, NeedConst, Unsupported, Val, symbols
+from lowtide.texpr.index import Index, as_index, product
 from lowtide.texpr.index_ranges import floordiv
 
 Map = Callable[[tuple[Index, ...]], Sequence[Index | int]]
@@ -97,6 +97,10 @@ def reshape(b: Builder, x: Val, shape: Sequence[Size]) -> Val:
     """x with other sizes, in row-major order; -1 stands for what is left."""
     sizes = resolve_shape(b, x.shape, shape)
     groups = _groups(x.shape, sizes)
+    for i0, i1, j0, j1 in groups:
+        inner = any(as_index(n).const is None for n in x.shape[i0 + 1 : i1])
+        if inner and all(as_index(n).const is not None for n in sizes[j0:j1]):
+            raise NeedConst(symbols(product(x.shape[i0:i1])))  # else an index divides by them
 
     def index(idx: tuple[Index, ...]) -> list[Index]:
         out: list[Index] = []

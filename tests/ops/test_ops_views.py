@@ -9,6 +9,8 @@ import pytest
 import torch
 from against_eager import check, floats, ints, title
 
+import lowtide as lt
+
 X = floats(6, 8, 5)
 IDX = torch.tensor([0, -1, 3, 2])
 IDX2 = torch.tensor([[1], [2]])
@@ -234,3 +236,17 @@ def test_other(case: tuple[Any, ...]) -> None:
 )
 def test_left_to_pytorch(case: tuple[Any, ...]) -> None:
     check(*case, may_leave=True)
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    return x.view(8, 64, 4, 64).transpose(1, 2) * 2
+
+
+def test_a_shape_of_numbers_makes_the_sizes_constants() -> None:
+    """With symbols, each index would be divided by the old sizes."""
+    stages = dict(lt.script(heads).stages(torch.empty(8, 64, 256, device="meta")))
+    assert "//" not in stages["tensor expressions"]
+    fn = lt.script(heads)
+    for shape in ((8, 64, 256), (8, 256, 64), (64, 8, 256)):
+        x = torch.rand(shape)
+        assert torch.equal(fn(x), heads(x))

@@ -284,6 +284,10 @@ def _chunked(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
     return c.list_of(found, call.node)
 
 
+def _split(c: Context, call: Call, args: Values, keywords: Keywords) -> Node:
+    return c.list_of(torch_call(c, call.node, "Tensor.split", args, keywords), call.node)
+
+
 def _word(names: tuple[str, ...], args: Values) -> Keywords:
     return dict(zip(names, args, strict=False))
 
@@ -315,7 +319,6 @@ _OPERATORS: Final = {
     "__rshift__": "operator.rshift",
     "floordiv": "operator.floordiv",
     "linalg_vector_norm": "torch.linalg.vector_norm",
-    "split": "Tensor.split",
     **{
         f"{name}{n}d": f"F.{name}{n}d" for name in ("avg_pool", "adaptive_avg_pool") for n in (2, 3)
     },
@@ -342,6 +345,7 @@ TABLE: Final[dict[str, Row]] = {
     "tensor": _tensor,
     "as_tensor": _tensor,
     "chunk": _chunked,
+    "split": _split,
     "is_contiguous": _is_contiguous,
     "data": _named("Tensor.detach"),
     "NumToTensor": _same,
