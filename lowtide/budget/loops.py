@@ -10,8 +10,8 @@ block of a chunk, or None.
     ys = torch.stack(outs)                                          outs.append(h)
                                               yield(h, torch.stack(outs))
 
-Invariant: the steps run in their order and have equal sizes, since the step's index is only used
-for items `x[±t + const]` and for arithmetic. Nothing from outside the loop is written.
+Invariant: the steps run in their order, and the sizes of their values are equal, since the index is
+used only in arithmetic and to read items `x[±t + const]`. The loop writes no outer tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _FAMILIES: Final = ("torch", "const", "cast", "tuple", "unpack", "py", "math")
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An op of the body that reads one item a step: operand 0 is `tensor`, `place` the item."""
+    """An op of the body that reads one item of `tensor` in each step. `place`: the position of the
+    operand that is the item's index."""
 
     op: Op
     place: int
@@ -117,8 +118,8 @@ class Loops:
         lists: Sequence[_Collected],
         reads: Sequence[_Read],
     ) -> bool:
-        """Return whether chunks pay: whether a value with a row for each step is large. If
-        gradients are recorded, the carried values of all steps are saved, and count."""
+        """Return whether a value with a row for each step is large, so that chunks pay. Carried
+        values count if gradients are recorded, since each step saves them."""
         values = (*(c.joined.result for c in lists), *(r.tensor for r in reads))
         sizes = [x.nbytes for v in values if isinstance(x := self.known.get(v), Tensor)]
         if self.records:
@@ -129,7 +130,7 @@ class Loops:
 
 
 def is_counted(loop: Op, makers: Makers) -> bool:
-    """Return whether the number of steps does not depend on data."""
+    """Return whether the loop has no early exit: its conditions are constant and true."""
     going = loop.operands[1], loop.blocks[0].terminator.operands[0]
     return all(constant(v, makers) is True for v in going)
 
@@ -183,7 +184,7 @@ class _Loop:
             if op.name == "list.append" and op.operands[0] in own and op in self.body.ops:
                 continue
             if op.name in ("yield", "loop"):
-                continue  # no `if`: the data might give its values other sizes in each step
+                continue  # but no `if`: its results might have other sizes in each step
             if op.name in CHANGING or opdefs.writes(op.name):
                 return False
             if op.name != "call_torch" and op.name.partition(".")[0] not in _FAMILIES:
@@ -282,7 +283,7 @@ class _Loop:
         return (self.op.operands[0], *self.op.operands[2:])
 
     def _whole(self, taken: set[int], own: set[Value]) -> Iterator[Value]:
-        """Yield the outer values that the body reads other than by items of its steps."""
+        """Yield the outer values that the body reads as a whole, not by one item a step."""
         outside = set(free_values(self.body.ops)) - set(self.body.args) - own
         for op in walk(self.body):
             operands = op.operands[1:] if id(op) in taken else op.operands
@@ -290,8 +291,8 @@ class _Loop:
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether the value is a tensor, or holds none: autograd would miss a tensor in a
-    container."""
+    """Return whether the value is a tensor or contains none: the autograd function of a section
+    would miss a tensor in a container."""
     if isinstance(value, tuple | list):
         return not any(
             isinstance(v, Tensor) or not _is_plain(v) for v in cast("list[object]", value)
@@ -347,8 +348,8 @@ class _LoopChunk:
         return Block(list(args), ops)
 
     def _size(self, ops: list[Op]) -> Value:
-        """Return the number of steps: the size of a cut operand if there is one, which proves that
-        no step reads beyond it."""
+        """Return the number of steps. If an operand is cut, it is the size of its part, so that
+        indices are known to be in range."""
         for (_, cut), part in self.parts.items():
             return self._op(ops, "torch.size.dim", part, self._constant(ops, cut.dim, t.INT))
         return self.size

@@ -1,17 +1,17 @@
 """Finds the cheapest plan whose predicted peak is within a budget.
 
-In: a Driver, the arguments of a call, a number of bytes. Out: a Driver of the planned Function;
-raises BudgetError with the least peak that was found.
+In: a Driver, the arguments of a call, a number of bytes. Out: a `Plan`, which has a Driver of the
+rewritten Function. Raises BudgetError with the least peak of all plans.
 
-Plans lie on one path that does not depend on the budget, cheap ones first:
+Plans are tried in a fixed order, the cheapest first:
 
     the program as it is
-    … with the branches that its arguments decide (`decided`)
+    … with branches folded whose conditions the arguments decide (`decided`)
     … with channels-last images (`channels_last`)
-    segments that are recomputed as a whole (`segments`), for ever fewer bytes (`cheapest`); only
-      if chunks would free less than half
-    chunks: at each step, twice as many for the section that lowers the peak most; in training,
-      chunks are recomputed, first only some of them, or with their products saved (`products`)
+    training: segments recomputed as a whole (`segments`), with ever fewer bytes (`cheapest`).
+      After the chunks if chunks free half of all bytes; never if they free three quarters
+    chunks: each step doubles those of the section that lowers the peak most. In training, chunks
+      are recomputed: only some of them first, or all but saved products (`products`)
     kernels whose tiles need the least work memory
     all of these once more, with short loops unrolled
 
@@ -46,22 +46,22 @@ from lowtide.execute.driver import Driver
 from lowtide.ir.core import Function, Value
 
 _MOST_STEPS: Final = 24
-_MOST_TRIED: Final = 8  # sections whose number of chunks is tried one by one
-_FACTORS: Final = (2, 16)  # of the number of chunks at each step
-_HALF: Final = 0.5  # of all allocated bytes
-_MOST: Final = 0.75
-_LARGE: Final = 16  # 1/16 of all allocated bytes: sections from here on run in chunks in segments
-_CHUNKS: Final = 4  # of these, and the factor at each step
-_BEFORE: Final = 1.15  # factor of the bytes of the best list so far, to begin with
-_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # of the chunks are not recomputed; 0: one chunk
-_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same if products of the others are saved; or none
-_MOST_KEPT: Final = 8  # chunks that are not recomputed: a dry run runs each
+_MOST_TRIED: Final = 8  # sections; of more, all are refined together
+_FACTORS: Final = (2, 16)  # by which a step multiplies the number of chunks
+_HALF: Final = 0.5  # share of the allocated bytes that chunks free: then chunks before segments
+_MOST: Final = 0.75  # the same: no segments
+_LARGE: Final = 16  # sections with 1/16 of the allocated bytes run in chunks inside segments first
+_CHUNKS: Final = 4  # the first number of chunks inside segments, and the factor of each step
+_BEFORE: Final = 1.15  # the next search starts at the best limit so far times this
+_SHARES: Final = (0.75, 0.5, 0.25, 0.0)  # chunks that are not recomputed; 0.0: a single one
+_WITH_PRODUCTS: Final = (0.5, 0.0, None)  # the same if products are saved; None: no chunk
+_MOST_KEPT: Final = 8  # chunks that are not recomputed, each of which a dry run executes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A driver whose predicted peak is `memory`. `ends`: where and why the prediction ends, "" if
-    it is complete."""
+    """A driver and its predicted memory. `ends`: where and why the prediction stops, "" if it is
+    complete."""
 
     driver: Driver
     memory: MemoryPlan
@@ -74,8 +74,8 @@ class Plan:
 
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "") -> Plan:
-    """Return the first plan that fits. Raises BudgetError, which calls the function `name`, if none
-    does."""
+    """Return the first plan that fits. Raises BudgetError if none does. `name`: of the function, in
+    the error's message."""
     least: Plan | None = None
     for plan in _path(driver, args, budget_bytes):
         if plan.peak_bytes <= budget_bytes:
@@ -87,12 +87,12 @@ def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
-    """Yield all plans in order of cost."""
+    """Yield all plans, the cheapest first."""
     return _path(driver, args, math.inf)
 
 
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
-    """Yield the plans in order of cost. Plans that must exceed the budget are skipped."""
+    """Yield plans, the cheapest first, without those that are certain to exceed the budget."""
     driver = Driver(driver.function, tiles=driver.tiles)
     dry_run = DryRun(driver, args)
     yield _plan(driver, dry_run)
@@ -136,8 +136,7 @@ def _strategies(trials: _Trials, records: bool, budget_bytes: float) -> Iterator
 
 
 def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) -> Iterator[Plan]:
-    """Yield plans that recompute segments, few of them at first; then the same with the large parts
-    in chunks."""
+    """Yield plans with more and more recomputed segments; then the same with sections in chunks."""
     outer = cutter.outer
     large = [c for c in found if _LARGE * outer.inner_bytes(c) >= sum(outer.made_bytes)]
     chunks: dict[Candidate, int] = {}
@@ -145,7 +144,7 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
     yield from _with_segments(trials, cutter, chunks, least)
     for step in range(1, _MOST_STEPS):
         chunks_before, peak_before = chunks, least.peak_bytes
-        for parts in (large, found):  # the large ones first
+        for parts in (large, found):  # the large ones first: they free most
             finer = chunks | {c: c.more(1, _CHUNKS**step) for c in parts}
             if finer != chunks:
                 chunks = finer
@@ -156,7 +155,7 @@ def _in_segments(trials: _Trials, cutter: Cutter, found: Sequence[Candidate]) ->
 
 @dataclass(slots=True)
 class _Least:
-    """The least peak so far, and the bytes for which its segments were searched."""
+    """The least peak so far, and the limit in bytes (`cheapest`) that led to it."""
 
     peak_bytes: float = math.inf
     most_bytes: float = math.inf
@@ -169,8 +168,8 @@ class _Least:
 def _with_segments(
     trials: _Trials, cutter: Cutter, chunks: Counts, least: _Least
 ) -> Iterator[Plan]:
-    """Yield plans with these chunks and with segments for fewer and fewer bytes. The search begins
-    near the bytes at which the least peak so far was found: larger ones cannot be better."""
+    """Yield plans with these chunks and with segments for a falling limit of bytes. It starts near
+    the limit that gave the least peak so far: a higher one would not lower the peak."""
     before = list[Candidate]()
     most_bytes = min(cutter.set_chunked(chunks), _BEFORE * least.most_bytes)
     while (segments := cheapest(cutter, most_bytes := most_bytes * FEWER)) is not None:
@@ -186,7 +185,7 @@ def _with_segments(
 def _in_chunks(
     trials: _Trials, found: Sequence[Candidate], cutter: Cutter | None, budget_bytes: float
 ) -> Iterator[Plan]:
-    """Yield plans with more and more chunks. `cutter`: given if gradients are recorded."""
+    """Yield plans with more and more chunks. `cutter`: None unless gradients are recorded."""
     records = cutter is not None
     chunks: dict[Candidate, int] = {}
     best = trials.plan(chunks)
@@ -201,7 +200,7 @@ def _in_chunks(
         chunks, best = step
         if records and best.peak_bytes <= budget_bytes:
             yield from (trials.plan(chunks, kept) for kept in _keeping(chunks, trials.choices))
-        if recompute_all is not None:  # recomputing everything costs more than some chunks
+        if recompute_all is not None:  # costs more than recomputing some chunks only
             yield recompute_all
             recompute_all = None
         yield best
@@ -218,8 +217,8 @@ def _plan(driver: Driver, dry_run: DryRun) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The runs that can be cut along an axis. If gradients are recorded, also the cutter of
-    segments and the products that are worth saving."""
+    """The candidates for chunks; if gradients are recorded, also the cutter of segments and the
+    products that are worth saving."""
 
     runs: Sequence[Candidate] = ()
     cutter: Cutter | None = None
@@ -254,7 +253,7 @@ def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -
 
 
 class _Trials:
-    """Plans of one program. They share the compiled parts of sections."""
+    """Makes plans of one program. They share the bodies of sections and their block plans."""
 
     def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
         self.driver = driver
@@ -286,8 +285,10 @@ class _Trials:
 def _next(
     trials: _Trials, found: Sequence[Candidate], chunks: Counts, peak_bytes: int
 ) -> tuple[dict[Candidate, int], Plan] | None:
-    """Return the step that lowers the peak most; a larger step if no small one lowers it. With many
-    sections only joint steps are tried, since each trial is a dry run."""
+    """Return the number of chunks that lowers the peak most, and its plan; None if none lowers it.
+
+    Steps by the larger factor are tried only if none by the smaller one lowers the peak. With many
+    sections, all are refined together: each trial is a dry run."""
     for factor in _FACTORS:
         finer = {c: c.more(chunks.get(c, 1), factor) for c in found}
         finer = {c: count for c, count in finer.items() if count > chunks.get(c, 1)}
@@ -303,7 +304,7 @@ def _next(
 
 
 def _keeping(chunks: Counts, choices: Mapping[Candidate, Sequence[Choice]]) -> Iterator[Kept]:
-    """Yield what may be saved of each section, the least recomputation first."""
+    """Yield what is saved rather than recomputed, the choice with the least recomputation first."""
     parts = [c for c, count in chunks.items() if count > 1 and c.carried is None]
     rows = [_recompute_share(parts, chunks, choices, share, None) for share in _SHARES]
     for level in range(max((len(choices.get(c, ())) for c in parts), default=0)):
@@ -322,7 +323,10 @@ def _recompute_share(
     share: float | None,
     level: int | None,
 ) -> tuple[float, Kept]:
-    """Return the share of the work that is recomputed, and what is saved."""
+    """Return the share of the work that is recomputed, and what is saved.
+
+    `share`: of the chunks that are not recomputed. `level`: index into each section's `choices`.
+    """
     counts: dict[Candidate, int] = {}
     products: dict[Candidate, tuple[Value, ...]] = {}
     recomputed = 0.0

@@ -1,11 +1,11 @@
-"""Prints ops for which other ops stand: those of `composed`, and ops on ints of 8 and 16 bits.
+"""Prints ops that exported C expresses by other ops: those of `composed`, and ops on narrow ints.
 
-In: an op outside of any region, its operands (see `values`). Out: its results, None if nothing
-stands for it.
+In: an op outside of any region, its operands (see `values`). Out: its results; None if the op is
+neither of these. Statements are appended to `Flow.lines`.
 
     x.median(dim=0)             the statements of `composed.median` with dim = 0
-    pcm.float()                 p_3: int32 of pcm; its floats by a kernel
-    (x * 99).to(torch.int16)    as int32, by a kernel; then each with its last 16 bits
+    pcm.float()                 pcm is copied to int32, which a kernel converts
+    (x * 99).to(torch.int16)    a kernel computes int32, whose low 16 bits are copied
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LITERALS: Final = (bool, int, float, str, torch.dtype)
 
 
 class Inlined(Flow):
-    """See the module's text. `function`: what is printed, or one that is inlined."""
+    """See the module's text. `function`: the one that is being printed, exported or inlined."""
 
     function: Function
     depth = 0
@@ -51,7 +51,8 @@ class Inlined(Flow):
         )
 
     def composed(self, op: Op, given: Sequence[Any]) -> list[object] | None:
-        """Print the function that stands for an op."""
+        """Print the function that expresses an op; return its results, None if no function fits.
+        Raises Refused."""
         target = str(op.attrs.get("target", op.name))
         written = composed.found(target)
         if written is None or self.depth >= _MOST_DEPTH:
@@ -88,7 +89,8 @@ class Inlined(Flow):
     # -- ints of 8 and 16 bits --
 
     def widened(self, op: Op, given: Sequence[Any]) -> list[object] | None:
-        """Print an op on narrow ints as one on int32, and its results as narrow ones again."""
+        """Print an op on 8- or 16-bit ints as one on int32, and narrow its results. Return None for
+        other ops. Raises Refused."""
         is_narrow = any(
             (isinstance(x, Tensor) and x.dtype in NARROW) or
             (isinstance(x, torch.dtype) and of_torch(x) in NARROW)
@@ -103,7 +105,7 @@ class Inlined(Flow):
             raise Refused(f"of 8- or 16-bit ints: {error}") from None
         expected = [env[r] for r in op.results]
         if not any(isinstance(x, torch.Tensor) for x in leaves(expected)):
-            return None  # sizes
+            return None  # gives only sizes
         wide = [
             self.cast(x, dtypes.i32) if isinstance(x, Tensor) and x.dtype in NARROW
             else torch.int32 if isinstance(x, torch.dtype) and of_torch(x) in NARROW else x
@@ -126,7 +128,7 @@ class Inlined(Flow):
         return [self.narrowed(x, e) for x, e in zip(found, expected, strict=True)]
 
     def narrowed(self, x: object, example: object) -> object:
-        """Return a result with the dtype that PyTorch gives it."""
+        """Return a result converted to the dtype of `example`, which is PyTorch's."""
         if isinstance(x, Tensor) and isinstance(example, torch.Tensor):
             dtype = of_torch(example.dtype)
             if dtype is x.dtype:
@@ -141,7 +143,7 @@ class Inlined(Flow):
         return x
 
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
-        """Return a copy in another int type, with the last bits of each."""
+        """Return a copy in another int type; a narrower one keeps the low bits."""
         made = tensor_ops.memory(self.frame, dtype, x.shape)
         self.frame.touch(x, made)
         index = self.frame.fresh("i_")
@@ -163,7 +165,7 @@ def _scripted(written: Callable[..., Any]) -> Any:
 def _function(
     written: Callable[..., Any], examples: tuple[Any, ...], constants: Sequence[bool]
 ) -> Function:
-    """Return the program for such arguments, with some of them as constants in it."""
+    """Return the Function for arguments like `examples`, some of which it has as constants."""
     function: Function = _scripted(written).resolve(examples)[0].function
     ops: list[Op] = []
     kept: list[Value] = []
@@ -177,7 +179,7 @@ def _function(
 
 
 def _bound(written: Callable[..., Any], op: Op, given: Sequence[Any]) -> list[Any] | None:
-    """Return the arguments of the function, with defaults; None for others than it has."""
+    """Return the arguments of the function, defaults included; None if the op's do not fit it."""
     kwnames = cast("tuple[str, ...]", op.attrs.get("kwnames", ()))
     count = len(given) - len(kwnames)
     try:

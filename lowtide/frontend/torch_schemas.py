@@ -1,12 +1,11 @@
-"""Result types of PyTorch's functions, from PyTorch's own schemas.
+"""Infers the result types of PyTorch's functions from PyTorch's own schemas.
 
-In: a target ("torch.cumsum", "Tensor.sort", "F.conv2d") and the arguments' types. Out: result types
-and names. The only module that reads torch's private schema tables; tested per torch minor.
+In: a target ("torch.cumsum", "Tensor.sort", "F.conv2d") and the types of its arguments.
+Out: types and names of the results; one value of type Any if nothing is known.
 
     results_of("Tensor.sort", (TENSOR,), {})  →  Results((TENSOR, TENSOR), ("values", "indices"))
 
-Invariant: where neither PyTorch nor a table here says anything, the answer is one value of any
-type.
+A table in this module comes first, then the schemas, then the annotations of Python functions.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from lowtide.torch_private.private_names import TRACING_STATE
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The types of what a call gives; several mean a tuple, `names` its fields."""
+    """The types of a call's results. Several are a tuple, with `names` for its fields."""
 
     types: tuple[Type, ...]
     names: tuple[str, ...] = ()
@@ -41,15 +40,15 @@ class Results:
 _TENSOR = Results((t.TENSOR,))
 _ANY = Results((t.ANY,))
 
-# What gives a tensor, or several on request: `F.max_pool2d(x, 2, return_indices=True)`.
+# Functions with one result, or more if a flag is set: `F.max_pool2d(x, 2, return_indices=True)`.
 _VARYING = frozenset({
     *(f"{root}.unique{n}" for root in ("torch", "Tensor") for n in ("", "_consecutive")),
     *(f"F.{kind}max_pool{n}d" for kind in ("", "adaptive_", "fractional_") for n in (1, 2, 3)),
 })  # fmt: skip
 _MORE_RESULTS = ("return_inverse", "return_counts", "return_indices")
-# How many arguments these take before the one that requests more results.
+# Number of positional arguments before the first such flag.
 _BEFORE = {"unique": 2, "unique_consecutive": 1, "adaptive": 2, "max": 6, "fractional": 4}
-# Tensors, though neither a schema nor an annotation says so.
+# Functions and attributes that give a tensor, which no schema or annotation says.
 _TENSORS = frozenset({
     *(f"Tensor.{n}" for n in (
         "H", "T", "apply_", "as_subclass", "bfloat16", "bool", "byte", "cdouble", "cfloat", "char",
@@ -62,7 +61,7 @@ _TENSORS = frozenset({
     )),
 })  # fmt: skip
 
-# Python-level members that no schema describes.
+# Results of Python functions and properties, which have no schema, or one that is wrong.
 _KNOWN: dict[str, Type] = {
     "Tensor.tolist": t.ANY,
     "Tensor.item": t.NUMBER,
@@ -106,7 +105,7 @@ _KNOWN: dict[str, Type] = {
     "torch.promote_types": t.DTYPE,
     "torch.result_type": t.DTYPE,
     "torch.manual_seed": t.ANY,
-    # A tuple, in which there may be None; and an object or None: their schemas say otherwise.
+    # Their schemas are wrong: a tuple whose elements may be None; an object or None.
     "torch.autograd.grad": t.ANY,
     TRACING_STATE: t.ANY,
     "torch.autograd.forward_ad.unpack_dual": t.TupleType(
@@ -136,7 +135,8 @@ class _Schema:
 
 
 def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Results:
-    """Return the types of the results of calling the target with arguments of these types."""
+    """Return the result types of calling the target with positional and keyword arguments of these
+    types."""
     if target in _KNOWN and not (target == "Tensor.stride" and len(args) > 1):
         return Results((_KNOWN[target],))
     if target in _VARYING:
@@ -153,8 +153,8 @@ def results_of(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) 
 
 
 def chosen(aten: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Any:
-    """Return PyTorch's own schema of an operator, "aten::mm", that takes arguments of these types,
-    else the first that takes so many; None if there is none."""
+    """Return the overload of an operator ("aten::mm") that accepts these types, as PyTorch's own
+    schema object; else the first that accepts this number of arguments; else None."""
     raw = torch_jit.schemas(aten)
     rows = [(s, _schema(s)) for s in raw]
     for fits in (_takes, _could_take):
@@ -165,15 +165,15 @@ def chosen(aten: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> Any
 
 
 def _asks(target: str, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
-    """Return whether a call may return more than one tensor."""
+    """Return whether a call of a `_VARYING` function may return more than one tensor."""
     name = target.rpartition(".")[2]
     before = _BEFORE[name if name in _BEFORE else name.partition("_")[0]]
     return any(k in keywords for k in _MORE_RESULTS) or len(args) > before
 
 
 def _could_take(schema: _Schema, args: Sequence[Type], keywords: Mapping[str, Type]) -> bool:
-    """Return whether the schema accepts so many arguments, and keywords of these names, of any
-    type."""
+    """Return whether the schema accepts this number of arguments and these keywords, whatever their
+    types."""
     names = {name for a in schema.arguments for name in (a.name, *_ALIASES.get(a.name, ()))}
     lists = any(a.types[0].endswith("[]") for a in schema.arguments)
     places = sum(not a.keyword_only for a in schema.arguments)
@@ -188,7 +188,7 @@ def is_attribute(name: str) -> bool:
 
 @cache
 def torch_paths() -> Mapping[int, str]:
-    """By `id`: how PyTorch's public functions are reached, for `from torch import relu`."""
+    """Return the path of each function of PyTorch by its `id`, for `from torch import relu`."""
     roots: list[tuple[str, Any]] = [("F", torch.nn.functional), ("torch", torch)]
     for name in ("linalg", "fft", "special"):
         roots.append((f"torch.{name}", getattr(torch, name)))
@@ -249,13 +249,13 @@ _TEXTS = {
     "Layout": "layout",
     "MemoryFormat": "memory_format",
     "Generator": "Generator",
-    "int": "int|dtype|layout|memory_format",  # schemas print ScalarType and the like as int
+    "int": "int|dtype|layout|memory_format",  # schemas print ScalarType and other enums as int
 }
 _RESULT_TYPES = ("Tensor", "int", "float", "bool", "str", "Scalar", "dtype", "device", "complex")
 
 
 def _type_text(text: str) -> tuple[str, bool]:
-    """Return a schema's type as records of `lowtide.ops` write it, and whether None is accepted."""
+    """Return a schema's type in the notation of `lowtide.ops`, and whether None is accepted."""
     if text.startswith("Optional["):
         return _type_text(text[len("Optional[") : -1])[0], True
     if text.startswith("List["):
@@ -308,7 +308,7 @@ _PYTHON: dict[object, Type] = {
 
 @cache
 def _annotated(target: str) -> Results:
-    """Return the result type by the Python function's annotation, or by the table here."""
+    """Return the result types by `_TENSORS`, else by the annotation of the Python function."""
     if target in _TENSORS:
         return _TENSOR
     try:
@@ -320,7 +320,7 @@ def _annotated(target: str) -> Results:
     result = hints["return"]
     if typing.get_origin(result) is tuple:
         elems = typing.get_args(result)
-        if Ellipsis in elems:  # any number of tensors, as of `torch.unravel_index`
+        if Ellipsis in elems:  # tuple[Tensor, ...], as of `torch.unravel_index`
             return _ANY
         return Results(tuple(_PYTHON.get(e, t.ANY) for e in elems))
     return Results((_PYTHON.get(result, t.ANY),))

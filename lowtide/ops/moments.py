@@ -1,7 +1,11 @@
-"""Variance, the mean first and then the squared deviations from it; and logsumexp.
+"""Lowers variance, as the mean of squared deviations from the mean, and logsumexp.
 
-var(x: [N, M], 1)   →   m[i] = sum(j: x[i, j]) / M
-                        t[i] = sum(j: (x[i, j] - m[i]) ** 2) / (M - 1)
+In: a tensor, dims. Out: definitions that the Builder adds.
+
+    var(x: [N, M], 1)         →   m[i] = sum(j: x[i, j]) / M
+                                  t[i] = sum(j: (x[i, j] - m[i]) ** 2) / (M - 1)
+    logsumexp(x: [N, M], 1)   →   m[i] = max(j: x[i, j])
+                                  t[i] = log(sum(j: exp(x[i, j] - m[i]))) + m[i]
 """
 
 from __future__ import annotations
@@ -31,14 +35,16 @@ from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
 from lowtide.texpr.index import Index, as_index
 
-# ---- variance: the mean first, then the squared deviations from it ----------------------------
+# ---- variance ---------------------------------------------------------------------------------
 
 
 def variance(
     b: Builder, x: Val, dims: Sequence[int], keepdim: bool, correction: float, root: bool
 ) -> tuple[Val, Val]:
-    """Variance (or its root) and mean over dims, in the dtype of x. Of f32 it is taken in f64 on
-    the CPU, as PyTorch's is: squares of 1e30 are finite, and a mean of 1e5 takes no digits away."""
+    """Return the variance (its square root if `root`) and the mean over dims, in the dtype of x.
+
+    On the CPU, f32 is computed in f64, as in PyTorch: the square of 1e30 is finite, and deviations
+    from a mean of 1e5 keep their digits. Raises Unsupported."""
     require_float(x)
     within = wide_on(b, x.dtype)
     n = count(x, dims)
@@ -66,7 +72,7 @@ def variance(
     return spread, mean_in(keepdim, x.dtype)
 
 
-# name → (the root of it, the mean too)
+# name → (root, with_mean)
 _NAMES: Final = {
     "var": (False, False),
     "std": (True, False),
@@ -135,7 +141,7 @@ for _name, (_root, _with_mean) in _NAMES.items():
     kind="reduction",
 )
 def lower_logsumexp(b: Builder, x: Val, dim: Any, keepdim: Any) -> Val:
-    """log(sum(exp(x))), the maximum taken out first."""
+    """Lower log(sum(exp(x))). The maximum is subtracted first, so that no exp overflows."""
     x = cast_to(b, x, to_float(x.dtype))
     dims = dims_of(b, dim, x.ndim)
     within = compute(x.dtype)
@@ -153,7 +159,8 @@ def lower_logsumexp(b: Builder, x: Val, dim: Any, keepdim: Any) -> Val:
 
 
 def finite_max(b: Builder, x: Val, dims: Sequence[int]) -> Val:
-    """Return the maximum over dims with keepdim, in the compute dtype; 0 where it is infinite."""
+    """Return the maximum over dims with keepdim, in the compute dtype; 0 where it is infinite, as
+    inf - inf is NaN."""
     require_elements(b, x, dims)
     within = compute(x.dtype)
     return reduce_over(

@@ -10,7 +10,7 @@ to outer values, or has ops that PyTorch runs, stays.
       yield(%t)
     }
 
-Then a loss and the targets that it computes without gradients are in one region.
+So a loss is in one region with the targets that it computes without gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowtide.passes.run import only_with
 _CARRY_NONE: Final = (t.INT, t.FLOAT, t.BOOL, t.NUMBER, t.STR, t.NONE)
 _OF_TENSORS: Final = ("list.make", "tuple.make")
 _ALWAYS_NEW: Final = ("pointwise", "reduction", "contraction", "composite", "copy", "size")
-# some ops hand out what they were given, `x.float()` or `x.contiguous()`; these do not
+# May be views, but are never the operand itself, as `x.float()` and `x.contiguous()` may be.
 _VIEWS: Final = frozenset(
     f"torch.{name}"
     for name in (
@@ -51,7 +51,7 @@ def inline_no_grad(fn: Function) -> Function:
 
 
 def _visit(block: Block, makers: Makers, same: dict[Value, Value]) -> set[Value]:
-    """Inline the blocks of `no_grad` that only compute. Return their managers."""
+    """Inline the blocks of `no_grad` that only compute. Return their context managers."""
     kept: list[Op] = []
     managers: set[Value] = set()
     for op in block.ops:
@@ -81,15 +81,17 @@ def _only_computes(op: Op, makers: Makers) -> bool:
     if not all(v.type == t.TENSOR or v.type in _CARRY_NONE for v in outer - set(body.args)):
         return False
     given = {v for v in outer if v.type not in _CARRY_NONE}
-    inside: set[Value] = set()  # what must not leave the block: lists, and views of a leaf, which
-    for x in walk(body):  # want gradients although they were made without
+    # Must not leave the block: containers, and views. In eager mode, a view of a leaf requires a
+    # gradient even if it was made under `no_grad`; a view of a detached tensor does not.
+    inside: set[Value] = set()
+    for x in walk(body):
         if x is body.terminator or given.isdisjoint(x.operands):
             continue
         if x.name in _OF_TENSORS or x.name in _VIEWS:
             inside.update(x.results)
             given.update(x.results)
         elif x.name != "torch.detach" and not opdefs.has_kind(x.name, _ALWAYS_NEW):
-            return False  # it may hand on what it was given
+            return False  # its result may be an operand itself
     leaving = {v for v in body.terminator.operands if v.type != t.TENSOR}
     if not given.isdisjoint(leaving) or not inside.isdisjoint(body.terminator.operands):
         return False
@@ -97,8 +99,8 @@ def _only_computes(op: Op, makers: Makers) -> bool:
 
 
 def _is_harmless(op: Op, makers: Makers) -> bool:
-    """Return whether the op neither reads if gradients are on, nor makes a tensor that requires
-    one."""
+    """Return whether the op neither reads the grad mode nor makes a tensor that requires a
+    gradient."""
     if opdefs.has_kind(op.name, ("factory",)):
         flags = (v for v in op.operands if v.type == t.BOOL)
         return all(constant(v, makers) is False for v in flags)  # `requires_grad`
@@ -107,7 +109,7 @@ def _is_harmless(op: Op, makers: Makers) -> bool:
 
 
 def _detached(op: Op, ops: list[Op]) -> list[Op]:
-    """Return the ops after `detach` of the tensors that they read from outside."""
+    """Return the ops, after a `detach` of each outer tensor that they read."""
     stand_ins: dict[Value, Value] = {}
     made: list[Op] = []
     for v in free_values(ops):

@@ -1,12 +1,11 @@
 """Splits a loop into parts in which the conditions of its branches are known.
 
-In: a loop without an early end, and the known conditions. Out: the ops that replace the loop: the
+In: a loop without an early exit, and the known conditions. Out: the ops that replace the loop: the
 same steps in the same order.
 
-    first={%c: True}, each=[{%c: False}]    one step, then a loop of the others
-    each=[{%c: True}], last={%c: False}     a loop, then one step
-    each=[{%c: True}, {%c: False}]          a loop of two steps in a round, then the step that may
-                                            be left
+    first={%c: True}, each=[{%c: False}]    the first step is peeled
+    each=[{%c: True}], last={%c: False}     the last step is peeled
+    each=[{%c: True}, {%c: False}]          the loop is unrolled by two; a remaining step follows
 """
 
 from __future__ import annotations
@@ -24,15 +23,17 @@ Known: TypeAlias = Mapping[Value, bool]  # of conditions of branches
 def split_iterations(
     loop: Op, *, first: Known | None = None, each: Sequence[Known], last: Known | None = None
 ) -> list[Op]:
-    """See the module's text, which has all ways. `first`, `last`: known in that step, if it is to
-    be parted from the others. `each`: known in the steps of a round, one after another."""
+    """Return the ops that replace the loop. `first`, `last`: conditions known in that step, which
+    is peeled. `each`: those known in each step of an unrolled iteration (a *round*).
+
+    At most one of these is allowed: `first`, `last`, more than one row of `each`."""
     assert (first is not None) + (last is not None) + (len(each) > 1) <= 1
     return _Split(loop, first, each, last).ops()
 
 
 def replace_loops(block: Block, parts: Callable[[Op, list[Op]], list[Op] | None]) -> bool:
-    """Replace loops, inner ones first, by what `parts` returns for a loop and the ops before it;
-    None: it stays. Return whether one was replaced."""
+    """Replace loops, inner ones first, by what `parts` returns for a loop and the ops before it. If
+    it returns None, the loop stays. Return whether a loop was replaced."""
     kept: list[Op] = []
     found = False
     for op in block.ops:
@@ -54,7 +55,7 @@ class _Split:
         self.first, self.each, self.last = first, each, last
 
     def ops(self) -> list[Op]:
-        """See the module's text."""
+        """Return the ops that replace the loop."""
         ops: list[Op] = []
         trips, going, *carried = self.loop.operands
         args = [Value(a.name, a.type) for a in self.body.args[1:]]
@@ -65,7 +66,7 @@ class _Split:
             yielded = self.body.terminator.operands[1:]
             for arg, result, v in zip(args, results, yielded, strict=True):
                 if not t.is_subtype(t.NONE, v.type):
-                    arg.type = v.type  # as it is once a step has been done
+                    arg.type = v.type  # None before the loop, but not after a step
                 result.type = arg.type
         one = rounds = length = trips
         if self.first is not None or self.last is not None:
@@ -106,8 +107,8 @@ class _Split:
     def _rest(
         self, ops: list[Op], left: Value, done: Value, carried: list[Value], turn: int = 0
     ) -> list[Value]:
-        """Emit the steps of the last, incomplete round: if more than `turn` are left, one step and
-        the rest."""
+        """Emit the steps of the incomplete last round, from step `turn` on, in nested `if`s: step
+        `turn` is executed if more than `turn` steps are left."""
         limit = self._constant(ops, turn)
         is_left = self._number(ops, "py.gt", left, limit, kind=t.BOOL)
         inner: list[Op] = []
@@ -129,7 +130,7 @@ class _Split:
     def _step(
         self, ops: list[Op], index: Value, carried: list[Value], known: Known
     ) -> tuple[Value, list[Value]]:
-        """Emit the step of this number. Return whether the loop goes on, and the carried values."""
+        """Emit step `index`. Return whether the loop goes on, and the carried values."""
         mapping = dict(zip(self.body.args, (index, *carried), strict=True))
         ops += copied_ops(self.body, mapping, known)
         going, *found = ops.pop().operands

@@ -30,12 +30,12 @@ from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.ir_queries import Makers, constant, makers_of
 from lowtide.passes.split_iterations import replace_loops, split_iterations
 
-MOST_TURNS: Final = 8
+MOST_TURNS: Final = 8  # steps of a period
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """`(step + offset) % length`, compared with a constant."""
+    """A condition: `(step + offset) % length`, compared with `limit`."""
 
     length: int
     offset: int
@@ -43,13 +43,12 @@ class _Turn:
     limit: int
 
     def holds(self, step: int) -> bool:
-        """Return the condition's value in this step, and in all that are a multiple of `length`
-        away."""
+        """Return the condition's value in this step, and in each `length`-th step after it."""
         return COMPARED[self.test]((step + self.offset) % self.length, self.limit)
 
 
 def unroll_by_period(fn: Function) -> Function:
-    """See the module's text."""
+    """Return the Function with such loops unrolled; see the module's text."""
     result = clone(fn)
     if not replace_loops(result.block, functools.partial(_unrolled, makers_of(result))):
         return fn
@@ -57,7 +56,7 @@ def unroll_by_period(fn: Function) -> Function:
 
 
 def _unrolled(makers: Makers, loop: Op, _: list[Op]) -> list[Op] | None:
-    """Return the loop of several steps in a round, and the steps left; None if it stays."""
+    """Return the unrolled loop and the ops of the remaining steps; None if the loop stays."""
     turns = dict(_turns(loop, makers))
     length = math.lcm(*(turn.length for turn in turns.values()))
     size = sum(1 for inner in loop.blocks for _ in walk(inner))

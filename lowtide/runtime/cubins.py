@@ -1,12 +1,12 @@
-"""Compiles block kernels by Triton for a form of their arguments, and launches them.
+"""Compiles block kernels with Triton, once for each form of their arguments, and launches them.
 
 In:  a function of a module (`runtime/block_kernels`), its arguments.
 Out: `CompiledKernel`s, which cache code by form; cubins.
 
     N = 1000 and N = 1001, x aligned to 16 bytes      one form, if N is in no stride
 
-Triton's own launch inspects every argument, and compiles anew for a size of 1 or a multiple of 16.
-A `Form` has only the facts that matter for the code, so fewer kernels are compiled.
+Triton's own launcher specialises on each argument: whether it is 1, or a multiple of 16. A `Form`
+has only the facts that matter for the code, so fewer kernels are compiled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lowtide.runtime.block_kernels import (
     constants,
 )
 
-ALIGNED = 16  # bytes that a thread reads at once; elements, of a size
+ALIGNED = 16  # the divisor that Triton uses: of addresses in bytes, of sizes in elements
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # for one program, by capability
 
 # Kernels in users' CUDA graphs, which may launch them later: their code must not be unloaded.
@@ -63,7 +63,7 @@ class CompiledKernel(BlockKernel):
                 _CAPTURED[id(kernel)] = kernel
 
     def _compiled(self, form: Form) -> tuple[Any, tuple[Any, ...]]:
-        if torch.cuda.is_current_stream_capturing():  # the driver cannot load code meanwhile
+        if torch.cuda.is_current_stream_capturing():  # the driver cannot load code during a capture
             text = f"a kernel for {form.device} is not compiled, and a CUDA graph is being captured"
             warnings.warn(
                 f"{text}: PyTorch's ops are captured instead. Call the program once before, with "
@@ -84,7 +84,7 @@ class CompiledKernel(BlockKernel):
 def compile_form(
     function: Any, parameters: KernelParameters, form: Form, target: Any = None
 ) -> Any:
-    """Return the function compiled by Triton. `target`: the GPU, the current one if None."""
+    """Return the function compiled by Triton. `target`: the GPU; None: the current one."""
     import triton
     from triton.compiler import ASTSource
 

@@ -1,15 +1,15 @@
 """Numbers and bools that kernels compute, so that values of pairs need not be stored.
 
-In: ops that read the value of a tensor of one element, while pairs are alive. Out: abstract values
-that are expressions of the tensor; raises Stop where Python has to read the tensor.
+In: ops that read a tensor of one element as a number, while values of pairs are alive. Out:
+abstract values that are expressions of the tensor; raises Stop where Python has to read it.
 
     scale = d.mean().item()           t3[] = mean(d)          f64(t3[]), a float
     w = torch.exp(-d / scale)         t4[i, j] = exp(-d[i, j] / f32(f64(t3[])))
     if d.max() > 4: d = d / 2         d'[i, j] = d[i, j] / 2 if t5[] > 4 else d[i, j]
 
-While no pairs are alive, a region ends at such an op. A number that outlives the region is read
-from its tensor after the kernels. A number that Python computed from it cannot be (`Escaped`): the
-region ends before that computation.
+While no pairs are alive, a region ends at such an op. If the number outlives the region, it is read
+from its tensor after the kernels. A number computed from it has no tensor: if that outlives the
+region (`Escaped`), the region ends before the computation.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _ARITHMETIC: Final = {
 _COMPARISONS: Final = {
     "py.lt": "lt", "py.le": "le", "py.gt": "gt", "py.ge": "ge", "py.eq": "eq", "py.ne": "ne",
 }  # fmt: skip
-_TIMES: Final = 4  # as many points as the largest value has elements
-_BYTES: Final = 4  # of an element
+_TIMES: Final = 4  # points of a branch for each element of the largest value
+_BYTES: Final = 4  # of an element, assumed
 _WHY: Final = "it needs the values of a tensor"
 
 
@@ -57,8 +57,8 @@ def is_one(x: Abs) -> bool:
 
 
 def evaluated(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
-    """Return the result of the op as an expression; None if it reads no such number and no tensor.
-    Raises Stop."""
+    """Return the result of the op as an expression; None if it reads neither a tensor nor such a
+    number. Raises Stop."""
     if not operands or not (is_item(op) or op.name.startswith("py.")):
         return None
     reads = is_item(op) or op.name in _READS
@@ -108,8 +108,8 @@ def number_in(x: Any) -> Any:
 
 
 def check_write(run: Any, x: Abs) -> None:
-    """Raise Stop before a change of a tensor of which Python may read a number after the
-    kernels."""
+    """Raise Stop if a number is to be read from the tensor `x` after the kernels: `x` is about to
+    change."""
     for number in run.numbers_by:
         origin = number.origin
         if isinstance(origin, Origin) and any(root_of(y) is root_of(x) for y in origin.operands):
@@ -123,8 +123,8 @@ def _truth(run: Any, element: Expr) -> Expr:
 
 
 def _computed(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
-    """Return the result of Python's op on such numbers, in double precision as in Python; None if
-    there is no kernel for it."""
+    """Return the result of a Python op on such numbers, in float64 as in Python; None if kernels do
+    not compute it."""
     if op in run.kept:
         return None
     first = operands[0].value
@@ -143,7 +143,7 @@ def _computed(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
     if fn is None or (fn == "div" and operands[1].value in (0, 0.0)):
         return None
     if fn == "div" and not isinstance(operands[1].value, int | float):
-        return None  # which may be 0
+        return None  # the divisor may be 0, for which Python raises
     return Abs(ex.apply(fn, known, dtypes.f64), dynamic=True)
 
 
@@ -159,7 +159,7 @@ def _double(x: Abs) -> Expr | None:
 
 
 def check_escapes(run: Any, env: Mapping[Value, Abs], later: Sequence[Op]) -> None:
-    """Raises Escaped if a later op reads what Python makes of such a number."""
+    """Raise Escaped if a later op reads a number that is computed from such a number."""
     for v in free_values(later):
         for x in _within(env[v]) if v in env else ():
             if is_one(x) and x.origin is None:
@@ -187,6 +187,6 @@ def pairs_alive(run: Any, env: Mapping[Value, Abs], block: Block, stop: int) -> 
 
 
 def most_points(run: Any, env: Mapping[Value, Abs]) -> int:
-    """Of a sum in a branch that may not be taken: computed nevertheless, it takes less time than to
-    store the pairs."""
+    """Return the most points of a branch that is computed whether taken or not: up to here, that
+    takes less time than to store values of pairs."""
     return _TIMES * max(nbytes(x, run.numbers) // _BYTES for x in env.values())

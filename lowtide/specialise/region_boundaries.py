@@ -1,9 +1,11 @@
-"""Decides which ops end a region, and which of them belong to the next one.
+"""Decides which ops end a region, so that PyTorch or Python runs them.
 
-In: an op. Out: the reason why PyTorch or Python runs it; "" if it may be compiled.
+In: an op. Out: the reason, as a phrase that follows the op's name; "" if the op may be compiled.
 
     ends_region(torch.add)             ""
     ends_region(call_module)           "is a module that PyTorch runs: …"
+
+Ops at the end of a region that only prepare operands (`only_prepares`) go to the next region.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from lowtide.texpr.build import Unsupported, Val
 
 
 class Stop(Unsupported):
-    """This op ends the region; the text says why."""
+    """Raised if an op ends the region. The message is the reason."""
 
 
-SHORT_OPS: Final = 64  # a loop of so few tensor ops is unrolled rather than run step by step
+SHORT_OPS: Final = 64  # tensor ops over all steps: loops with no more are unrolled
 
 STOPPING: Final = {
     "mutate": "changes a tensor in place",
@@ -42,12 +44,13 @@ STOPPING: Final = {
     "future.done": "makes a future",
 }
 ITEM: Final = "Tensor.item"
-_HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # they only hold what they are given
+_HOLDING: Final = ("tuple.make", "list.make", "dict.make")  # building a container reads no element
 _STOPPING_FAMILIES: Final = {"set": "works on a set"}
 
 
 def ends_region(op: Op) -> str:
-    """As `static_reason`, but for writes that are traced if the region made the tensor."""
+    """Return why the op ends a region, "" if it need not. Writes need not if the region made the
+    tensor. An `if` must if each branch has an op that must."""
     if op.name == "mutate" and (inplace.out_of_place(op) or inplace.addition(op)):
         return ""
     if op.name == "if" and all(any(map(ends_region, block.ops)) for block in op.blocks):
@@ -56,7 +59,7 @@ def ends_region(op: Op) -> str:
 
 
 def static_reason(op: Op) -> str:
-    """Why this op ends a region, "" if it need not."""
+    """Return why the op ends a region, whatever the region has made; "" if it need not."""
     family = op.name.partition(".")[0]
     if op.name == "call_torch" and (
         late_binding.may_bind(op) or assertions.is_call(op) or is_item(op)
@@ -93,13 +96,13 @@ def only_prepares(op: Op) -> bool:
 
 
 def adds_at_places(op: Op) -> bool:
-    """Return whether the op adds at places that are data, or may be."""
+    """Return whether the op is a scatter that adds, such as `index_add`."""
     name = op.attrs.get("target", op.attrs.get("name", op.name))
     return str(name).rpartition(".")[2].removesuffix("_") in ADDITIONS
 
 
 def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
-    """Return whether the op reads a sum to which the region has added at places that are data."""
+    """Return whether the op reads the result of a scatter of this region; `sums`: their names."""
     if op.name in _HOLDING:
         return False
     found = (x.value for v in free_values([op]) if v in env for x in tensors_in(env[v]))
@@ -109,9 +112,10 @@ def reads_sums(op: Op, env: Mapping[Value, Abs], sums: Container[str]) -> bool:
 def is_short(
     loop: Op, trips: object, env: Mapping[Value, Abs], is_within: bool, most: float
 ) -> bool:
-    """Return whether the loop is better unrolled: at most `most` ops in all, each elementwise.
-    `is_within`: it is in a loop that is to be lifted. There a loop with writes stays: unrolled, an
-    iteration would write many parts of a tensor, none of them a row."""
+    """Return whether to unroll the loop: all steps have at most `most` ops, each elementwise.
+
+    `is_within`: it is inside a loop that is to be lifted. There a loop with writes is not unrolled:
+    one iteration of the outer loop would write many parts of a tensor, none of them a row."""
     if is_within and any(op.name == "mutate" for block in loop.blocks for op in walk(block)):
         return False
     count = _written_out(loop, env) if isinstance(trips, int) else None
@@ -119,8 +123,8 @@ def is_short(
 
 
 def _written_out(outer: Op, env: Mapping[Value, Abs]) -> int | None:
-    """Return the number of tensor ops in the blocks; None if one is not elementwise, or if the
-    number is unknown."""
+    """Return the number of tensor ops in the blocks, over all steps of inner loops. None: one op is
+    not elementwise, or the number is unknown."""
     found, numbers = 0, dict[Value, int]()
     for op in (op for block in outer.blocks for op in block.ops):
         if op.name == "const" and isinstance(op.attrs["value"], int):

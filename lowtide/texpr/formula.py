@@ -18,7 +18,7 @@ Number = float | int
 
 
 class F:
-    """An expression with operators; numbers in operations with it become constants of its dtype."""
+    """An expression with operators. Python numbers become constants of its dtype."""
 
     __slots__ = ("e",)
 
@@ -29,7 +29,7 @@ class F:
         return value if isinstance(value, F) else F(ex.const(value, self.e.dtype))
 
     def fn(self, name: str, *others: F | Number) -> F:
-        """Return a pointwise function of this formula and others."""
+        """Return the pointwise function `name` of this expression and others."""
         return F(ex.apply(name, [self.e, *(self.like(o).e for o in others)], self.e.dtype))
 
     def test(self, name: str, *others: F | Number) -> F:
@@ -108,7 +108,7 @@ def place(index: Index) -> F:
 
 
 def all_of(conditions: Sequence[F]) -> F | None:
-    """Return the conjunction, None for no conditions."""
+    """Return the conjunction; None without conditions."""
     total: F | None = None
     for c in conditions:
         total = c if total is None else total & c

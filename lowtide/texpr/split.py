@@ -1,13 +1,13 @@
-"""Splits axes that are only used divided (l // W, l % W), so that no index divides.
+"""Splits axes that occur only divided (l // W, l % W), so that no index divides.
 
-In, out: definitions in normal form. The elements of a split axis lie in memory as before.
+In, out: definitions in normal form. The order of elements in memory stays.
 
     t[o, l:H*W] = sum[k:9](w[o, k] * x[l // W + k // 3, l % W + k % 3])
     ->
     t[o, i:H, j:W] = sum[p:3, q:3](w[o, 3*p + q] * x[i + p, j + q])
 
-Invariant: a load at plain axes stays at plain axes; otherwise the axis is split into fewer
-parts, or not. A load at 9*c + 3*p + q is at plain axes if its axis is split into these three.
+Invariant: loads of a split definition are indexed by plain, distinct axes; otherwise the axis is
+split into fewer parts, or not. A load at 9*c + 3*p + q becomes one at [c, p, q].
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from lowtide.texpr.index import Axis, Index, the_axis
 from lowtide.texpr.index_ranges import floordiv, mod
 from lowtide.texpr.split_axis import divisors, joined, split_axis
 
-WIDTH = 16  # what is only computed, not summed up, is cut into lines of at least so many elements
-MOST = 4  # axes that one axis is cut into
+WIDTH = 16  # least constant extent of the inner axis in a pointwise definition
+MOST = 4  # axes that one axis is split into
 SUMMED = ("sum", "prod", "min", "max", "any", "all")
 
 
-Cuts = dict[int, list[Axis]]  # into which axes each axis of a definition is cut
+Cuts = dict[int, list[Axis]]  # the axes that replace an axis of a definition, by its position
 
 
 def split_axes(defs: list[Def]) -> list[Def]:
     """Return the definitions with axes split that occur only divided."""
-    most: dict[str, int] = {}  # into how many axes those of a definition may be cut
+    most: dict[str, int] = {}  # by definition: into how many axes one of its axes may be split
     while True:
         cut: dict[str, Cuts] = {}
         result = [_cut_def(d, cut, most.get(d.name, MOST)) for d in defs]
@@ -68,7 +68,7 @@ def _cut_def(d: Def, cut: dict[str, Cuts], most: int) -> Def:
 
 
 def _reading(expr: Expr, cut: Mapping[str, Cuts]) -> Expr:
-    """Loads of definitions that were cut, by all coordinates."""
+    """Return the expression with loads of split definitions indexed by the new axes."""
 
     def visit(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source not in cut:
@@ -100,7 +100,8 @@ def _cut_reduced(e: Reduce) -> Reduce:
 
 
 def _over_pair(e: Expr, a: Axis, pair: tuple[Axis, Axis]) -> Expr:
-    """Return the expression over the two axes, its conditions over the outer one if it decides."""
+    """Return the expression over the two axes. A condition that the outer one decides reads only
+    that."""
 
     def visit(node: Expr) -> Expr | None:
         return in_lowest_terms(node) if isinstance(node, Apply) else None
@@ -109,7 +110,7 @@ def _over_pair(e: Expr, a: Axis, pair: tuple[Axis, Axis]) -> Expr:
 
 
 def _cut_of(e: Expr, a: Axis, least: int) -> tuple[Axis, Axis] | None:
-    """Return the two axes into which the axis is split everywhere, else None."""
+    """Return two axes to replace an axis, the inner of which no index divides; None if it stays."""
     for by in _divisors(e, a):
         if by is a.extent or (by.const is not None and by.const < least):
             continue

@@ -1,12 +1,17 @@
-"""Decides whether definitions may share a kernel for a GPU, whose programs run in any order.
+"""Decides whether definitions may share a GPU kernel, whose programs run in any order.
 
 In:  definitions over unified axes, their common axes, likely sizes. Out: a bool.
 
-    dw[i, j] = sum[n](g[n, i] * x[n, j])    db[i] = sum[n](g[n, i])      no: for db, a program would
-                                                                         have to hold all j of dw
-    p[c, s] = sum[k](x[s, k, c])            r[c] = sum[s](p[c, s])       no: few programs would be
-                                                                         left for a long sum
-    s[i, j] = sum[c](q[i, c] * k[j, c])     o[i, d] = sum[j](s * v[j, d])    yes: s is never stored
+    dw[i, j] = sum[n](g[n, i] * x[n, j])    no: db has no axis j, so a program for both would hold
+    db[i] = sum[n](g[n, i])                 all j of dw
+
+    p[c, s] = sum[k](x[s, k, c])            no: only c is parallel, so few programs would compute
+    r[c] = sum[s](p[c, s])                  the long sums p, which are cheap to store
+
+    s[i, j] = sum[c](q[i, c] * k[j, c])     yes: s is never stored
+    o[i, d] = sum[j](s[i, j] * v[j, d])
+
+The `apart` axes are the parallel ones: all members have them, and none reduces over them.
 """
 
 from __future__ import annotations
@@ -17,18 +22,19 @@ from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.tile.axes import apart_axes, own_axes, points, reduced_axes, sources
 
-MAX_HELD = 512  # points of an axis that a program may hold for each row
-FREELY_HELD = 128  # the same if holding them only saves reads, and there are
-MANY_ROWS = 1 << 13  # rows, which keep many programs busy
-FEW_PROGRAMS = 256
-MUCH = 1 << 18  # elements: more than few programs should write or compute
-LONG_SUM = 1 << 10  # terms of a value that is better stored than swept over by few programs
+MAX_HELD = 512  # accumulators per row, if sharing a kernel avoids storing a reduction
+FREELY_HELD = 128  # the same, if sharing only saves reads
+MANY_ROWS = 1 << 13  # of fewer rows, no accumulators are held only to save reads
+FEW_PROGRAMS = 256  # fewer parallel points do not occupy the GPU
+MUCH = 1 << 18  # elements or terms: too much work for few programs
+LONG_SUM = 1 << 10  # terms: small values with sums of this length are stored
 
 
 def may_share(
     defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], stored: int
 ) -> bool:
-    """See the module's text. `stored`: elements of a value that may as well be stored."""
+    """Return whether the definitions may share a kernel. `stored`: a value with at most this number
+    of elements is cheap to store."""
     if not takes_apart(defs, common):
         return False
     apart = apart_axes(defs, common)
@@ -44,8 +50,8 @@ def may_share(
 def _is_left_to_few(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
 ) -> bool:
-    """Return whether few programs would have to write, once the sums are known, what many could
-    write."""
+    """Return whether few programs would write a large pointwise value that reads small sums only.
+    If the sums are stored, another kernel writes it with many programs."""
     if points(apart, hints) >= FEW_PROGRAMS or points(own_axes(d), hints) < MUCH:
         return False
     return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
@@ -54,7 +60,7 @@ def _is_left_to_few(
 def _holds_too_much(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
 ) -> bool:
-    """Return whether a program would have to hold more of the value than the merge is worth."""
+    """Return whether a program would need more accumulators for `d` than sharing is worth."""
     swept = {a for n in _readers(d.name, defs) for a in reduced_axes(defs[n])}
     held = points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
     if held == 1:
@@ -68,8 +74,8 @@ def _holds_too_much(
 def _waits_for_long_sums(
     d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], stored: int
 ) -> bool:
-    """Return whether the definition sweeps over small values that take long to compute: long sums,
-    or much work that few programs share."""
+    """Return whether `d` reduces over a small value that takes long to compute: by long sums, or by
+    much work that few programs would share."""
     are_few = points(apart, hints) < FEW_PROGRAMS
     return any(
         not set(own_axes(u)).isdisjoint(reduced_axes(d))
@@ -83,7 +89,7 @@ def _waits_for_long_sums(
 
 
 def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
-    """Yield the reductions among these definitions that `d` reads, directly or through others."""
+    """Yield the reductions in `defs` that `d` reads, directly or through other definitions."""
     todo, seen = [d.name], {d.name}
     while todo:
         for name in sources(defs[todo.pop()]) & (defs.keys() - seen):
@@ -94,9 +100,8 @@ def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
 
 
 def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
-    """Return whether independent programs may run these definitions, tile by tile of the apart
-    axes. Then no sum keeps an axis that another member sweeps over, unless that member reads the
-    sum."""
+    """Return whether independent programs, one for each tile of the parallel axes, can compute the
+    definitions. If a reduction keeps another axis, only its readers may reduce over that axis."""
     apart = apart_axes(defs, common)
     if len(defs) > 1 and not apart:
         return all(not own_axes(d) for d in defs.values())
@@ -111,7 +116,7 @@ def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
 
 
 def _readers(name: str, defs: Mapping[str, Def]) -> set[str]:
-    """Return the names of a value, its readers, and theirs."""
+    """Return `name` and the names of all definitions that read it, directly or indirectly."""
     found = {name}
     while more := {n for n, d in defs.items() if n not in found and found & sources(d)}:
         found |= more

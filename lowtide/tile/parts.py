@@ -1,6 +1,6 @@
-"""Sums in memory: each tile is summed in a buffer of its own, then added as a whole.
+"""Gives float sums in memory a partial sum for each tile, for less rounding error.
 
-In:  a kernel whose nests have their loops; it is changed. Out: the kernel with a buffer per part.
+In:  a kernel whose nests are scheduled. Out: the same kernel, changed in place.
 
     for i by 2048                            for i by 2048
       nest (i, j vector)               ->      fill t_part = 0
@@ -9,9 +9,9 @@ In:  a kernel whose nests have their loops; it is changed. Out: the kernel with 
                                                nest (j vector)
                                                  t = t + t_part
 
-A float to which a million numbers are added one by one loses a percent of them. A sum in a nest's
-registers is already a part. A thread's sum over its share of the grid is one only if a tile of the
-grid has enough terms.
+A million numbers that are added to a float32 one by one give an error of about a percent. A sum in
+a nest's registers is a partial sum already. So is what a thread adds for one tile of the grid, if
+the tile has enough terms.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.index import as_index
 from lowtide.tile.ir import Accumulate, Buffer, Fill, Kernel, Nest, Stage, Stmt, Write, paths
 
-BLOCK = 64  # terms
+BLOCK = 64  # terms of a partial sum, at least
 
 
 def sum_in_parts(kernel: Kernel) -> list[Nest]:
-    """Give every such sum its part, in place; the nests that add the parts have no schedule yet."""
+    """Give each such sum a partial sum, in place. Return the nests that add these to the totals,
+    which have no schedule yet."""
     made: list[Nest] = []
     for acc in [b for b in kernel.buffers if b.per_thread and b.axes and _rounds(b)]:
         writers = [nest for nest in kernel.nests() if _sum_into(acc, nest)]
@@ -48,7 +49,8 @@ def sum_in_parts(kernel: Kernel) -> list[Nest]:
 
 
 def summed_inside(nest: Nest, w: Accumulate) -> bool:
-    """Return whether all loops over the terms of a result run inside the loops over the results."""
+    """Return whether the loops over a sum's terms are all inside those over its results, so that a
+    register holds the sum."""
     loops = [a for a in nest.order if a not in nest.full]
     walked = [k for k, a in enumerate(loops) if a in w.reduced]
     kept = [k for k, a in enumerate(loops) if a not in w.reduced]
@@ -56,8 +58,8 @@ def summed_inside(nest: Nest, w: Accumulate) -> bool:
 
 
 def _is_block(nest: Nest, acc: Buffer, kernel: Kernel) -> bool:
-    """Return whether registers sum up many terms of a tile, so that adding the sums costs no more
-    than in a matrix product."""
+    """Return whether registers sum at least BLOCK terms of a tile, as in a matrix product, before
+    these are added to `acc`."""
     tiles = {t.axis: t.tile or 1 for t in kernel.grid}
     sums = [w for w in nest.writes if isinstance(w, Accumulate) and w.buffer is acc]
     return all(
@@ -79,7 +81,8 @@ def _adds_to(acc: Buffer, w: Write) -> bool:
 
 
 def _part(acc: Buffer, writers: list[Nest], body: list[Stmt], kernel: Kernel) -> Nest:
-    """Let the writers sum into a new buffer, empty when the body begins; add it at its end."""
+    """Make the writers sum into a new buffer, which is zeroed at the start of `body`. Return the
+    nest at its end, which adds the buffer to `acc`."""
     name = next(n for n, b in kernel.values.items() if b is acc)
     dtype = next(w.expr.dtype for n in writers for w in n.writes if _adds_to(acc, w))
     part = replace(acc, name=f"{name}_part", dtype=BY_NAME[dtype.compute], per_thread=False)

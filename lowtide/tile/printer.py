@@ -1,4 +1,6 @@
-"""Groups and their kernels → text. `parser` reads it back.
+"""Prints groups and their kernels as text, which `parser` reads back.
+
+In: a TileProgram, or a Kernel. Out: text; without kernels if these are not planned yet.
 
     sizes N
     input x: f32[N, 8] strides (8, 1)
@@ -15,9 +17,8 @@
         m[i] = m[i]
     output m
 
-`%s1` is the expression that the buffer s1 holds. Where a nest finds another one there, that has a
-line of its own in the nest: `%1 = exp(x[i, j]) in s1`. Axes of a group and of its kernel that have
-one name are numbered: `i`, `i.1`. Before kernels are planned, the text has groups only.
+`%s1` is the expression that the buffer s1 holds. If a nest reads another expression from s1, it has
+a line for that: `%1 = exp(x[i, j]) in s1`. Axes of equal names are numbered: `i`, `i.1`.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from lowtide.tile.ir import (  # fmt: skip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileProgram:
-    """The groups of a Program, and their kernels once these are planned. `sizes`, `numbers`: those
-    of a call, in order. `moving`, `updated`: see `codegen/kernels`."""
+    """The groups of a Program, and their kernels once these are planned. `sizes`, `numbers`:
+    names, in the order of a call. `moving`, `updated`: see `codegen/kernels`."""
 
     fusion: Fusion
     sizes: Sequence[str] = ()
@@ -60,12 +61,12 @@ class TileProgram:
 
 
 def print_groups(made: TileProgram) -> str:
-    """The text of the groups, each with its kernel if it has one."""
+    """Return the text of the groups, each followed by its kernel if it has one."""
     return "\n".join(_group_lines(made))
 
 
 def print_kernel(kernel: Kernel) -> str:
-    """The text of a kernel by itself."""
+    """Return the text of a single kernel."""
     return "\n".join(_KernelPrinter(kernel, ExprPrinter(())).lines())
 
 
@@ -104,7 +105,7 @@ class _KernelPrinter:
     def __init__(self, kernel: Kernel, printer: ExprPrinter) -> None:
         self.kernel = kernel
         self.printer = printer
-        self.staged: dict[str, Expr] = {}  # what buffers hold, so far
+        self.staged: dict[str, Expr] = {}  # by buffer: the expression last written to it
         self.dtypes: dict[str, DType] = {
             load.source: load.dtype
             for nest in kernel.nests() for w in nest.writes for load in ex.loads(w.expr)
@@ -128,7 +129,7 @@ class _KernelPrinter:
                 yield from (f"  {self.combine(c)}" for c in kernel.combines)
 
     def axis(self, a: Axis) -> str:
-        """The name, with the extent where it stands for the first time."""
+        """Return the name of an axis, with its extent at the first occurrence."""
         return self.printer.name(a) if a in self.printer.axes else self.printer.binders([a])
 
     def names(self, axes: Iterable[Axis]) -> str:

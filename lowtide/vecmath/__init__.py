@@ -2,15 +2,15 @@
 
 In: names of functions, the lane count of the kernel, the bytes of a hardware vector. Out: C text.
 Invariant: the text has these functions and those that they call, callees first; no undefined
-symbol. A function is inlined, unless a kernel calls so many that they would be most of its text. A
-C compiler takes much longer for one long function than for several short ones.
+symbol. Functions are inlined, until a kernel gets too long: a C compiler takes much longer for one
+long function than for several short ones. Then the functions that add most are called.
 
     types(16, 64) + functions(["exp_f32"], 16, 64)
       → typedef float f32v …;  LT_INLINE f32v fma_f32(…) {…}  …  LT_INLINE f32v exp_f32(f32v x) {…}
 
 A kernel's vectors may be wider than the hardware's: `f64v` of 16 lanes has 128 bytes. Then a
-function is printed for one hardware vector, its names ending in `x8`, and called once per part. Its
-values so stay in registers.
+function is printed for one hardware vector (`exp_f64_x8`) and called once per part, so that its
+values stay in registers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["NAMES", "Layout", "Snippet", "functions", "types"]
 _MODULES = (lanes, hardware, elementary, integers, conversions, memory)
 NAMES: dict[str, Snippet] = {s.name: s for module in _MODULES for s in module.SNIPPETS}
 
-# folds stand behind loops, where a call costs little; inlined, they cost the compiler most
+# A horizontal fold runs once after a loop, where a call is cheap. Inlined, it is slow to compile.
 _CALLED = frozenset(n for n in NAMES if n.startswith(("hsum", "hprod", "hmin", "hmax", "hfast")))
 
-MOST_INLINED: Final = 100_000  # characters of C that a kernel's calls become: about 20 of exp
-LEAST_CALLED: Final = 2_000  # what is shorter costs less than a call
+MOST_INLINED: Final = 100_000  # characters of inlined C in a kernel: about 20 calls of exp
+LEAST_CALLED: Final = 2_000  # characters: a shorter function costs less than a call
 
 _WORD = re.compile(r"\b[a-z]\w*\b")
 _VECTOR = re.compile(r"\b([fiu]\d+)v(_u)?\b")
@@ -45,11 +45,8 @@ _VECTOR_PARAM = re.compile(r"([fiu]\d+v)( ?\*)?")
 def functions(
     names: Iterable[str], lanes: int, vector_bytes: int, kernels: Sequence[str] = ()
 ) -> str:
-    """Return the C text of `names` and all they call, for kernels of `lanes` lanes, whose texts are
-    given.
-
-    Raises KeyError on an unknown name.
-    """
+    """Return the C text of the functions `names` and of all they call. `kernels`: the texts of the
+    kernels that call them, all of `lanes` lanes. Raises KeyError on an unknown name."""
     layout = Layout(lanes=lanes, vector_bytes=vector_bytes)
     done: dict[tuple[str, int], str] = {}
     called = _CALLED.union(*(_better_called(text, layout) for text in kernels))
@@ -59,7 +56,8 @@ def functions(
 
 
 def _better_called(kernel: str, layout: Layout) -> set[str]:
-    """Functions to call rather than to inline: those that make it longest, until it is short."""
+    """Return the functions to call rather than inline: those that lengthen the kernel most, as many
+    as it takes to make it short enough."""
     sites = Counter(w for w in _WORD.findall(kernel) if w in NAMES)
     found: set[str] = set()
     lengths = {name: n * _inlined_size(name, layout) for name, n in sites.items()}
@@ -73,7 +71,7 @@ def _better_called(kernel: str, layout: Layout) -> set[str]:
 
 @functools.cache
 def _inlined_size(name: str, layout: Layout) -> int:
-    """Characters of a function, once for each part, with all that it calls written into it."""
+    """Return the characters of a function with its callees inlined, times the number of parts."""
     snippet = NAMES[name]
     text = snippet.text(layout)
     part = layout.hardware_lanes(_widest(text)) if snippet.splits else layout.lanes
@@ -84,7 +82,7 @@ def _inlined_size(name: str, layout: Layout) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _named(text: str) -> tuple[str, ...]:
-    """Return the functions of the library that a text names, as often as it does."""
+    """Return the library functions that a text names, one entry for each occurrence."""
     return tuple(w for w in _WORD.findall(text) if w in NAMES)
 
 
@@ -110,13 +108,13 @@ def _emit(
             _emit(NAMES[word], layout, kernel_lanes, called, done)
     if layout.lanes != kernel_lanes:
         text = _renamed(text, layout.lanes)
-    fits = layout.lanes * _widest(text) <= layout.vector_bytes  # a wider one is passed in memory
+    fits = layout.lanes * _widest(text) <= layout.vector_bytes  # wider ones are passed in memory
     linkage = "LT_CALLED" if snippet.name in called and fits else "LT_INLINE"
     done[key] = f"{linkage} {text}"
 
 
 def _widest(text: str) -> int:
-    """Return bytes of the widest element among the vectors that `text` names."""
+    """Return the bytes of the widest element among the vectors that `text` names."""
     return max((ITEMSIZE[m[1]] for m in _VECTOR.finditer(text)), default=1)
 
 
@@ -127,8 +125,7 @@ def _renamed(text: str, lanes: int) -> str:
 
 
 def _in_parts(proto: Prototype, lanes: int, part: int) -> str:
-    """Return a function of `lanes` lanes: calls its `part`-lane version on each part of its
-    arguments."""
+    """Return a function of `lanes` lanes that calls its `part`-lane version on each part."""
     head = ", ".join(f"{kind} {name}" for kind, name in proto.params)
     count = lanes // part
     lines: list[str] = []

@@ -26,7 +26,7 @@ from lowtide.ir.interpret import UNBOUND, callable_of, run_op
 from lowtide.ir.named_results import build
 from lowtide.ir.python_text import FORMS, INFIX, PREFIX
 
-NAME: Final = "part"  # of the function
+NAME: Final = "part"  # of the printed function
 CALLED_BACK: Final = ("raise", "assert", "print")  # the function calls the interpreter for these
 
 # The order in which Python evaluates the operands, where it differs from the op's order.
@@ -50,7 +50,7 @@ NUMBERS: Final = (t.INT, t.FLOAT, t.BOOL, t.STR)
 
 
 def set_item(x: Any, *operands: Any) -> Any:
-    """Set an item, or a slice of three ends, to the last operand; return the container."""
+    """Assign the last operand to an item (an index) or a slice (start, stop, step); return `x`."""
     *index, value = operands
     x[index[0] if len(index) == 1 else slice(*index)] = value
     return x
@@ -65,7 +65,7 @@ def _is_identity_of_literal(op: Op, texts: Iterable[str]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """An expression that is not written yet. `reads`: the variables in it."""
+    """An expression that is not printed yet, since it may be inlined. `reads`: its variables."""
 
     value: Value
     op: Op
@@ -110,7 +110,7 @@ class Uses:
                 self.add(inner.ops, inner)
 
     def forget(self, ops: Sequence[Op], block: Block) -> None:
-        """Leave out what these ops of the block, or of blocks in it, read."""
+        """Remove the uses by these ops, which are in the block or nested in it."""
         for op in ops:
             same = self.negated.get(op.result)
             for v in op.operands if same is None else [same]:
@@ -158,7 +158,7 @@ def bare(text: str) -> str:
 
 
 class Expressions:
-    """Writes the function. `scope`: objects that its text refers to by name. `lines_of`: the op of
+    """Prints the function. `scope`: objects to which its text refers by name. `lines_of`: the op of
     each line."""
 
     def __init__(
@@ -260,9 +260,9 @@ class Expressions:
         self.at = at
 
     def take(self, values: Sequence[Value], order: Sequence[int] | None = None) -> list[str]:
-        """Return the texts of an op's operands. A pending operand is inlined if that keeps the
-        order of evaluation and it comes from the same source line. The end of a block has no line
-        of its own: it takes operands that come from one line."""
+        """Return the texts of an op's operands. Pending ones are inlined if that keeps the order of
+        evaluation and they come from the op's source line. A `yield` has no source line: its
+        operands must come from one line."""
         order = range(len(values)) if order is None else order
         waiting = {id(p.value) for p in self.pending}
         wanted = [values[k] for k in order if id(values[k]) in waiting]
@@ -295,8 +295,8 @@ class Expressions:
         self.line(f"{self.name_of(value)} = {bare(text)}" if count else text)
 
     def _may_be_inlined(self, op: Op) -> bool:
-        """Return whether the only use is in the same block, and on the same line or by control
-        flow."""
+        """Return whether the only use is in the same block, and either on the same source line or
+        an op of control flow."""
         value = op.result
         if self.uses.user_block[value] is not self.uses.home[value]:
             return False
@@ -427,8 +427,7 @@ class Expressions:
         self.define(op, text)
 
     def called_back(self, op: Op) -> None:
-        """Emit a call of the interpreter's function, for ops whose checks Python code does not
-        express."""
+        """Print a call that interprets the op, since a Python statement lacks its checks."""
         texts = self.take(op.operands)
         self.flush()
 

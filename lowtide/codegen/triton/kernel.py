@@ -44,11 +44,17 @@ INDEX, PRECISION = "INDEX", "PRECISION"  # constants of a launch: index type, pr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockText:
-    """A function and its parameters, in order: `tensors` (`outputs` last), `sizes`, `numbers`, and
-    by name `widths`: lengths of the axes that a program holds in full. `dividing`: sizes that occur
-    in strides. `programs`: number of programs. `reach`: their maximum bounds all indices and what
-    they are computed from. `own`: pairs (read, written) of tensors such that a program that finds
-    both in the same memory reads only elements that it writes itself. `body`: lines of the text."""
+    """A function and its parameters, in order: `tensors` (`outputs` last), `sizes`, `numbers`, then
+    `widths` by name.
+
+    widths      extents of the axes that a program holds in full
+    dividing    sizes that occur in strides
+    programs    the number of programs
+    reach       the maximum of these bounds all indices and the terms that they are computed from
+    own         pairs (read, written) of tensors: if both are the same memory, a program reads only
+                elements that it writes itself
+    body        lines of the text
+    """
 
     name: str
     text: str
@@ -67,17 +73,17 @@ class BlockText:
 
     @property
     def thread_bytes(self) -> Index:
-        """The work memory of a thread: none."""
+        """Return 0: the kernel needs no work memory."""
         return as_index(0)
 
 
 def number_parameter(name: str) -> str:
-    """Return the parameter for a number."""
+    """Return the declaration of a number's parameter."""
     return f'v_{name}: "fp64"'
 
 
 def constant_parameters(widths: Iterable[str]) -> list[str]:
-    """Return the last parameters: the constants that a function is compiled for."""
+    """Return the last parameters: compile-time constants."""
     return [f"{w}: tl.constexpr" for w in (*widths, INDEX, PRECISION)]
 
 
@@ -205,7 +211,7 @@ class _Printer:
         )
 
     def _check_reads(self) -> None:
-        """Assert that no load reads what a thread of the same launch has stored."""
+        """Assert that no load reads what another thread of the launch may have stored."""
         held = {*self.kernel.values, *self.blocks.written}
         for read in nodes_of(self.kernel):
             if isinstance(read, Load) and read.source in self.kernel.outputs:
@@ -308,7 +314,7 @@ class _Printer:
         return next(w for w in self.wide.values() if w.buffer.twin is b)
 
     def _indices(self) -> Iterator[Index]:
-        """Yield every polynomial that the text prints."""
+        """Yield every index and extent that the text prints."""
         yield from (a.extent for a in self._axes())
         yield from indices_of(self.kernel, self.blocks.strides)
 
@@ -320,8 +326,8 @@ def _meet(a: tuple[Index, ...], b: tuple[Index, ...], axes: Iterable[Index]) -> 
 
 
 def reach(index: Index) -> Iterator[Index]:
-    """Yield polynomials in sizes that bound an index and all that it is computed from, by absolute
-    value. The index of x[k // N] lies in x; k itself may be larger than any tensor."""
+    """Yield polynomials in sizes that bound the absolute values of an index and its subterms. In
+    x[k // N], the index lies in x, but k may be larger than any tensor."""
     yield _largest(index)
     for atom in deep_atoms(index):
         if isinstance(atom, FloorDiv | Mod | Clamp):
@@ -329,7 +335,7 @@ def reach(index: Index) -> Iterator[Index]:
 
 
 def _greatest(found: Iterable[Index]) -> list[Index]:
-    """Return the polynomials, except those that another one exceeds in each term."""
+    """Return the polynomials without those that another one bounds in each term."""
     largest: list[Index] = []
     for bound in found:
         if not any(_is_within(bound, other) for other in largest):

@@ -1,11 +1,10 @@
-"""Operators and builtins on objects: the methods of their classes.
+"""Compiles operators and builtins on objects by inlining the methods of their classes.
 
-In: operands of a class type. Out: the body of the method that Python would call, else Python's op.
+In: operands of a class type. Out: the result of the method that Python would call. If that method
+has no source, the op stays and Python runs it.
 
     a + b     →  the body of a's __add__; of b's __radd__ if a has none, or it gives NotImplemented
     -a        →  the body of __neg__
-
-Invariant: a class without such a method in source is left to Python, which knows what to do.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def binary(c: Context, node: ast.AST, py_name: str, left: Value, right: Value) -
     name = _DUNDERS[py_name]
     mirrored = _MIRRORED.get(name, f"r{name}")
     sides = [(left, name, right), (right, mirrored, left)]
-    if _is_derived(right, left):  # then Python calls its method first
+    if _is_derived(right, left):  # Python tries a subclass's method first
         sides.reverse()
     for own, method, other in sides:
         found = _operator_method(c, node, own, f"__{method}__", other)
@@ -58,8 +57,7 @@ def _is_derived(value: Value, other: Value) -> bool:
 def _operator_method(
     c: Context, node: ast.AST, own: Value, method: str, other: Value
 ) -> Value | None:
-    """Return the method's result; None if there is no method, or if it returns NotImplemented, or
-    may return it."""
+    """Return the method's result; None if there is no method, or it may return NotImplemented."""
     fn = classes.method_of(own.type, method)
     if fn is None:
         return None
@@ -76,8 +74,7 @@ def _value_given(c: Context, node: ast.AST, own: Value, method: str, other: Valu
 
 
 def unary(c: Context, node: ast.AST, operand: Value, method: str) -> Value | None:
-    """Compile a builtin or operator on one object: `len(p)`, `-p`; return None if it has no such
-    method."""
+    """Compile a builtin or operator on one object: `len(p)`, `-p`; return None without a method."""
     if classes.method_of(operand.type, method) is None:
         return None
     return c.as_value(classes.call_method(c, node, operand, method, []), node)

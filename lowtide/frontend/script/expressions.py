@@ -1,14 +1,13 @@
-"""Names, constants, attributes, displays and f-strings.
+"""Compiles names, constants, attributes, displays and f-strings.
 
-In: expression AST nodes. Out: SSA values, or Python objects that calls and attributes take apart.
+In: expression AST nodes. Out: SSA values, or compile-time objects (`nodes`), such as a module.
 
     n + RATE        RATE is a global number: a constant, and an assumption (`outside`)
     [a, b]          list.make(%a, %b)
     f"{n:03d}"      py.format(%n) {template="{0:03d}"}
 
-Invariant: a name is a variable of the function; otherwise it is looked up in the closure, the
-globals and the builtins, as in Python. A number, string, dtype or tuple of these that is found
-there is a constant of the program.
+Invariant: a name that is no variable of the function is looked up in the closure, the globals and
+the builtins, as in Python. A number, string, dtype or tuple of these found there is a constant.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def compile_name(c: Context, node: ast.Name) -> Node:
     if c.is_iterator(found):
         c.frame.vars[node.id] = read_once(node.id, c.frame.source.loc(node))
     view = view_of(c, found) if isinstance(found, Value) else None
-    if view is not None:  # made again: Python's view shows later changes of the dict
+    if view is not None:  # rebuilt at each use, since a dict view shows later changes
         return c.py(node, view.name, *view.operands)
     if found is not None:
         return found
@@ -104,8 +103,8 @@ def compile_name(c: Context, node: ast.Name) -> Node:
 
 
 def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
-    """Return the node of a global or closure variable. It is assumed to stay the same. A number
-    that has changed before is read at each call."""
+    """Return the node of a global or closure variable. A guard checks that it stays the same; if it
+    has changed before, it is read at each call instead."""
     fn: FunctionType = cast("Any", c.frame).fn  # a field, which pyright takes for a method
     if not may_change(fn):
         return python_object(c, node, found, "")
@@ -120,8 +119,7 @@ def _outer_object(c: Context, node: ast.Name, found: object) -> Node:
 
 
 def _global_tensor(c: Context, node: ast.Name, found: torch.Tensor) -> Node:
-    """Return a global tensor. It is read at each call, so that the function sees assignments to the
-    global."""
+    """Return a global tensor, which is read at each call: the global may be assigned again."""
     scope: dict[str, Any] = cast("Any", c.frame).fn.__globals__
     if scope.get(node.id) is found:
         return capture(c, scope, node.id, t.TENSOR)
@@ -245,19 +243,19 @@ def value_attribute(c: Context, node: ast.AST, base: Value, name: str, variable:
 
 
 def _is_of_tensors(type_: Type, name: str) -> bool:
-    """Return whether only a tensor, of all that the value may be, has the attribute."""
+    """Return whether, of the types that the value may have, only Tensor has the attribute."""
     if t.is_tensor(type_):
         return True
     return t.is_tensor_or_number(type_) and not any(hasattr(n, name) for n in (0, 0.0, 0j))
 
 
 def _named_tuple_member(c: Context, node: ast.AST, base: Value, name: str) -> Node | None:
-    """Return a field or a method of a named tuple."""
+    """Return a field, method or class attribute of a named tuple; None if it has no such name."""
     type_ = _plain(base.type)
     assert isinstance(type_, TupleType)
     cls: Any = python_objects.find(type_.cls) if type_.cls else None
     found = inspect.getattr_static(cls, name, None) if type_.cls else None
-    if base.type != type_ and (found is not None or name in type_.names):  # None has no such name
+    if base.type != type_ and (found is not None or name in type_.names):  # None has none
         base = c.py(node, "py.member_of", base, c.const(name))
     if name in type_.names:
         return c.builder.tuple_get(base, type_.names.index(name))
@@ -364,14 +362,14 @@ def compile_lambda(c: Context, node: ast.Lambda) -> Node:
 
 
 def plain(c: Context, found: Node, node: ast.AST) -> Value:
-    """Return the value of what may still be a range or the like."""
+    """Return the SSA value of a node; a range becomes a list."""
     if isinstance(found, Range):
         return c.list_of(found, node)
     return c.as_value(found, node)
 
 
 def known_elements(c: Context, value: Value) -> list[Value] | None:
-    """Return the elements of a tuple, or of a list whose making is in sight."""
+    """Return the elements of a tuple, or of a list if they are known; else None."""
     if isinstance(value.type, TupleType):
         return [c.builder.tuple_get(value, k) for k in range(len(value.type.elems))]
     return c.builder.list_elements(value)
@@ -400,8 +398,8 @@ def _template(c: Context, node: ast.JoinedStr) -> tuple[str, list[Value]]:
 
 
 def _printed(c: Context, node: ast.expr) -> Value:
-    """Return the value that an f-string prints. A module or a method is printed in its state at
-    that time."""
+    """Return the value that an f-string prints. A module or method is read at run time, so that its
+    present state is printed."""
     match c.expr(node):
         case ModuleRef() as ref if c.modules is not None:
             return c.modules.object(ref.path, ref.module)

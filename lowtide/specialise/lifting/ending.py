@@ -1,7 +1,7 @@
-"""A recurrence that the data may end before its last step.
+"""Lifts loops that data may end before the last step, such as by `break`.
 
 In: a loop with a bounded number of steps, and its condition for the next step. Out: one more
-carried value, `alive`; the carried values of a step that is not alive.
+carried value, `alive`; in steps where it is false, the other carried values stay as they are.
 
     for t in range(n):                 alive' = alive[t-1] from True
         h = f(h, x[t])                 h[t]     = f(h', x[t]) if alive' else h'
@@ -29,19 +29,19 @@ LEFT: Final = "it ends where the data or the index say so"
 
 
 def begun(b: Builder, is_alone: bool, going: Abs) -> Ending:
-    """For a loop that goes on as `going` says; raises NotLifted. `is_alone`: it is the outermost of
-    a region's loops, scans, and has no constant number of steps.
+    """Return the Ending of a loop that goes on while `going` is true. `is_alone`: it is the
+    outermost lifted loop, runs step by step, and skips no steps (`Steps.count` is None).
 
-    With gradients, all steps would be kept and gone back through. A GPU does not look at the data
-    between two steps."""
+    Raises NotLifted otherwise; with gradients, which would store and run all steps back; and on a
+    GPU, where the host does not read data between steps."""
     if not is_alone or b.records or b.device.type != "cpu" or varying.truth(going) is None:
         raise NotLifted(LEFT)
     return Ending(b)
 
 
 class Ending:
-    """A loop that may end early. `held`: the carried values after an iteration, by the stand-in's
-    name; the last one is whether the loop goes on."""
+    """A loop that may end early. `held`: the carried values after a step, by the names of those
+    before it. `alive`: the name of the condition, which is the last of them."""
 
     def __init__(self, b: Builder) -> None:
         self.b = b
@@ -49,15 +49,15 @@ class Ending:
         self.alive = ""
 
     def going(self, going: Abs) -> Abs:
-        """As a tensor."""
+        """Return the condition as a bool tensor."""
         truth = varying.truth(going)
         if truth is None:
             raise NotLifted(LEFT)
         return Abs(self.b.tensor((), dtypes.boolean, lambda _: truth))
 
     def hold(self, carried: Sequence[tuple[Abs, Abs]]) -> None:
-        """Make carried values keep their old value once the loop has ended. `carried`: pairs of a
-        value before and after an iteration."""
+        """Make carried values stay as they are once the loop has ended. `carried`: pairs of a value
+        before and after a step; the condition is last."""
         b, flag = self.b, carried[-1][0].value
         assert isinstance(flag, Val)
         alive, self.alive = b.load(flag, ()), flag.name
@@ -78,8 +78,8 @@ class Ending:
         )
 
     def tie(self, carried: Iterable[str], made: Iterable[str]) -> None:
-        """Make all carried values end with the loop; values in `made` are not needed after its
-        end."""
+        """Record that carried values stay, and values in `made` are unused, after the loop's end:
+        generated code may then skip the idle steps."""
         delays = self.b.program.delays
         ends = tuple(n for n in carried if n in delays)
         delays[self.alive] = dataclasses.replace(delays[self.alive], ends=(*ends, *sorted(made)))
