@@ -1,17 +1,35 @@
-"""The programs that `benchmarks.deploy` exports: for each name, what makes it and its arguments."""
+"""The programs that `benchmarks.deploy` exports: for each name, what makes it, and its calls.
+
+The first call is the example of the export; later ones have other values or sizes. If the program
+has state, they are its steps.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks import model_zoo
+from benchmarks import model_zoo, pattern_zoo
+from examples.deploy.c.export import example, nms
+from examples.deploy.gpt2.export import Model as GPT
+from lowtide.tools.programs import PROGRAMS
 
-Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """`make`: the function or module; `calls`: arguments, the example's first. `sizes`: of
+    `lt.export_c`."""
+
+    make: Callable[[], Callable[..., Any]]
+    calls: Callable[[], list[tuple[Any, ...]]]
+    sizes: Mapping[str, int] | None = None
 
 
 def chamfer(a: Tensor, b: Tensor) -> Tensor:
@@ -19,30 +37,17 @@ def chamfer(a: Tensor, b: Tensor) -> Tensor:
     return d.min(1).values.mean() + d.min(0).values.mean()
 
 
-def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
-    order = scores.argsort(descending=True)
-    b = boxes[order]
-    area = (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])
-    low, high = torch.maximum(b[:, None, :2], b[:, :2]), torch.minimum(b[:, None, 2:], b[:, 2:])
-    sides = (high - low).clamp(min=0)
-    inter = sides[..., 0] * sides[..., 1]
-    iou = inter / (area[:, None] + area - inter)
-    keep = torch.ones(boxes.shape[0], dtype=torch.bool)
-    for i in range(boxes.shape[0]):
-        if bool(keep[i]):
-            keep[i + 1 :] &= iou[i, i + 1 :] <= threshold
-    return order[keep]
-
-
 def kmeans(x: Tensor, c: Tensor, tol: float) -> Tensor:
     shift = torch.full((), float("inf"))
-    while shift > tol:
+    steps = 0
+    while shift > tol and steps < 50:
         nearest = (x[:, None] - c).square().sum(-1).argmin(1)
         sums = torch.zeros_like(c).index_add(0, nearest, x)
         counts = torch.zeros(c.shape[0]).index_add(0, nearest, torch.ones(x.shape[0]))
         new = sums / counts.clamp(min=1)[:, None]
         shift = (new - c).abs().max()
         c = new
+        steps += 1
     return c
 
 
@@ -112,25 +117,95 @@ class Tagger(nn.Module):
         return self.out(self.lstm(self.words(x))[0]).argmax(-1)
 
 
-def _boxes(n: int) -> tuple[Tensor, Tensor, float]:
-    corner = torch.rand(n, 2)
-    return torch.cat([corner, corner + torch.rand(n, 2) / 2], 1), torch.rand(n), 0.4
+class Scores(GPT):
+    def forward(self, token: Tensor) -> Tensor:
+        return self.scores(token)
 
 
-def _zoo(name: str) -> Callable[[], Made]:
-    return lambda: (model_zoo.MODELS[name].make().eval(), model_zoo.MODELS[name].inputs())
+def detector() -> nn.Module:
+    """The voice detector of the package silero-vad, which takes and returns its state."""
+    found = importlib.util.find_spec("silero_vad")
+    assert found is not None
+    assert found.origin is not None, "pip install silero-vad"
+    file = Path(found.origin).parent / "data" / "silero_vad.jit"
+    return torch.jit.load(str(file))._model.eval()
 
 
-def _image(make: Callable[[], nn.Module]) -> Callable[[], Made]:
-    return lambda: (make().eval(), (torch.randn(1, 3, 224, 224),))
+def _zoo(name: str, *others: tuple[Tensor, ...]) -> Deployed:
+    model = model_zoo.MODELS[name]
+
+    def made() -> nn.Module:
+        return model.make().eval()
+
+    return Deployed(make=made, calls=lambda: [model.inputs(), model.inputs(), *others])
 
 
-MODELS: Mapping[str, Callable[[], Made]] = {
-    "chamfer, 2000 × 1500": lambda: (chamfer, (torch.rand(2000, 3), torch.rand(1500, 3))),
-    "boxes and NMS, 500": lambda: (nms, _boxes(500)),
-    "k-means, 2000 × 40": lambda: (kmeans, (torch.rand(2000, 3), torch.rand(40, 3), 1e-3)),
+def _image(make: Callable[[], nn.Module]) -> Deployed:
+    def made() -> nn.Module:
+        model = make().eval()
+        for m in model.modules():  # as after training
+            if isinstance(m, nn.BatchNorm2d):
+                nn.init.uniform_(m.weight, 0.5, 1.5)
+                nn.init.normal_(m.running_mean, 0, 0.1)
+                nn.init.uniform_(m.running_var, 0.5, 1.5)
+        return model
+
+    return Deployed(make=made, calls=lambda: [(torch.randn(1, 3, 224, 224),) for _ in range(2)])
+
+
+def _points(n: int, m: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(n, 3), torch.rand(m, 3)
+
+
+MODELS: Mapping[str, Deployed] = {
+    "chamfer, 2000 × 1500": Deployed(
+        make=lambda: chamfer,
+        calls=lambda: [_points(2000, 1500), _points(1, 1), _points(33, 700), _points(700, 2)],
+    ),
+    "boxes and NMS, 500": Deployed(
+        make=lambda: nms, calls=lambda: [example(n) for n in (500, 0, 1, 2, 33, 700)]
+    ),
+    "k-means, 2000 × 40": Deployed(
+        make=lambda: kmeans,
+        calls=lambda: [(*_points(n, m), 1e-3) for n, m in ((2000, 40), (40, 1), (300, 33))],
+    ),
     "ResNet-18, 224 × 224": _image(resnet18),
     "MobileNetV2, 224 × 224": _image(mobilenet),
-    **{name: _zoo(name) for name in ("U-Net", "ViT", "BERT", "conformer")},
-    "LSTM tagger": lambda: (Tagger().eval(), (torch.randint(0, 1000, (1, 40)),)),
+    "U-Net": _zoo("U-Net", (torch.randn(2, 3, 48, 80),)),
+    "ViT": _zoo("ViT"),
+    "BERT, 4 layers": _zoo("BERT"),
+    "GPT-2, 4 layers, a token": Deployed(
+        make=lambda: Scores(1000, 256, 8, 4, 128).eval(),
+        calls=lambda: [(torch.tensor(k * 37 % 1000),) for k in range(100)],
+    ),
+    "conformer": _zoo("conformer", (torch.randn(4, 77, 128),)),
+    "LSTM tagger": Deployed(
+        make=lambda: Tagger().eval(),
+        calls=lambda: [(torch.randint(0, 1000, (1, n)),) for n in (40, 90, 1)],
+    ),
+    "voice detector, a frame": Deployed(
+        make=detector,
+        calls=lambda: [(torch.randn(1, 576) / 4, torch.randn(2, 1, 128)) for _ in range(9)],
+    ),
+}
+
+
+def _program(name: str) -> Deployed:
+    program = PROGRAMS[name]
+    seeds = (0, 1)
+    return Deployed(
+        make=lambda: program.function,
+        calls=lambda: [
+            program.make_inputs(*(min(n, 300) for n in program.quick), seed=k) for k in seeds
+        ],
+    )
+
+
+# Programs over pairs: the examples of the package, and those after reports of users.
+PAIRS: Mapping[str, Deployed] = {
+    **{name: _program(name) for name in PROGRAMS},
+    **{
+        p.name: Deployed(make=lambda p=p: p.call, calls=lambda p=p: [p.inputs(), p.inputs()])
+        for p in pattern_zoo.PATTERNS
+    },
 }

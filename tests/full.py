@@ -72,6 +72,7 @@ PARTS = (
         name="fuzz-torchscript",
         arguments=("-m", "tests.deploy.torchscript.fuzz_torchscript", "--files", "20000"),
     ),
+    Part(name="fuzz-c-library", arguments=("-m", "tests.fuzz.c_library", "--rounds", "20000")),
     Part(name="packages", arguments=("-m", "tests.packages")),
     Part(
         name="notebooks",

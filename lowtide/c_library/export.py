@@ -11,8 +11,9 @@ import dataclasses
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,11 +23,12 @@ from lowtide.api.script import script
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
 from lowtide.c_library import exported_program
-from lowtide.c_library.gather import Entry, gathered
+from lowtide.c_library.gather import Entry, gathered, results_of
 from lowtide.c_library.regions import KernelTexts
 from lowtide.c_library.self_test import self_test
+from lowtide.c_library.sets import SETS, each_set
 from lowtide.c_library.sizes import Choice
-from lowtide.c_library.source import SETS, Library
+from lowtide.c_library.source import Library, Variant
 from lowtide.c_library.weights import Table
 from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import BackendError, CompileError
@@ -35,6 +37,9 @@ from lowtide.runtime import toolchain
 _CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,40}", re.ASCII)
 _LIMIT_S: Final = 600
+# Without tables for exceptions, which C does not raise, without symbols, without gaps.
+_SHORT: Final = ("-fno-asynchronous-unwind-tables", "-fno-align-functions", "-fno-ident")
+_SHORT_ELF: Final = ("-s", "-Wl,--build-id=none", "-Wl,-z,noseparate-code")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,34 +112,64 @@ def export_c(
         raise CompileError(f"{name!r} is no name for C", remedy="letters, digits and _")
     if weights not in ("auto", "constants", "file"):
         raise CompileError(f"weights={weights!r}", remedy='"auto", "constants" or "file"')
-    kernels = KernelTexts()
-    entries = _entries(m, example_inputs, kernels, name.upper(), Choice(sizes=sizes or {}))
-    table = Table(name=name)
-    for e in entries:
-        for a in e.inputs:
-            if a.weight is not None:
-                table.add(a.weight)
-        for x in e.state:
-            if isinstance(x.value, torch.Tensor):
-                table.add(x.value)
-    table.is_constant = weights == "constants" or (
-        weights == "auto" and table.nbytes <= _CONSTANT_BYTES
+    choice = Choice(sizes=sizes or {})
+    methods = _methods(_without_wrapper(m), example_inputs, choice)
+    for method, (_, args) in methods.items():
+        if args is None:
+            raise CompileError(
+                f"{method}() needs example arguments", remedy="example_inputs=(x, …)"
+            )
+    library = _library(name, methods, choice)
+    library.table.is_constant = weights == "constants" or (
+        weights == "auto" and library.table.nbytes <= _CONSTANT_BYTES
     )
-    library = Library(name=name, entries=entries, table=table, kernels=kernels)
     return _write(Path(directory), library)
 
 
-def _entries(m: Any, given: Any, kernels: KernelTexts, upper: str, choice: Choice) -> list[Entry]:
-    made = _methods(_without_wrapper(m), given, choice)
-    for name, (_, args) in made.items():
-        if args is None:
-            raise CompileError(f"{name}() needs example arguments", remedy="example_inputs=(x, …)")
+def _library(name: str, methods: Mapping[str, tuple[Any, Any]], choice: Choice) -> Library:
+    """Return all that is written: the functions for each size of vectors."""
+    table = Table(name=name)
+    variants: list[Variant] = []
     state: set[str] = set()
+    for nbytes in each_set():
+        kernels = KernelTexts()
+        entries = _entries(methods, kernels, name.upper(), choice, state)
+        made = Variant(nbytes=nbytes, entries=entries, kernels=kernels)
+        if variants:
+            ours, others = (
+                Library(name=name, variants=[v], table=table).header() for v in (made, variants[0])
+            )
+            if ours != others:  # another interface: this set gets the kernels of a wider one
+                continue
+        variants.append(made)
+        for e in entries:
+            for a in e.inputs:
+                if a.weight is not None:
+                    table.add(a.weight)
+            for x in e.state:
+                if isinstance(x.value, torch.Tensor):
+                    table.add(x.value)
+    first = variants[0]
+    expected = [
+        replace(e, expected=results_of(compiled, _as_tuple(args), state))
+        for e, (compiled, args) in zip(first.entries, methods.values(), strict=True)
+    ]
+    variants[0] = replace(first, entries=expected)
+    return Library(name=name, variants=variants, table=table)
+
+
+def _entries(
+    methods: Mapping[str, tuple[Any, Any]],
+    kernels: KernelTexts,
+    upper: str,
+    choice: Choice,
+    state: set[str],
+) -> list[Entry]:
     while True:
         before = set(state)
         found = [
             gathered(name, compiled, _as_tuple(args), kernels, state, upper, choice)
-            for name, (compiled, args) in made.items()
+            for name, (compiled, args) in methods.items()
         ]
         if len(found) == 1 or state == before:  # all methods know of all state
             break
@@ -215,7 +250,9 @@ def _build(folder: Path, n: str) -> list[str]:
     found = toolchain.compiler()
     command = found.command
     library, test = f"lib{n}.so", f"{n}_selftest"
-    flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", *_flags(found)]
+    flags = ["-std=c99", "-O2", "-w", *_flags(found), *_SHORT]
+    if sys.platform == "linux":
+        flags += _SHORT_ELF
     rows = (
         [*command, *flags, "-fPIC", "-shared", "-o", library, f"{n}.c", "-lm"],
         [*command, "-std=c99", "-O1", "-o", test, f"{n}_selftest.c", library, "-lm",
@@ -254,7 +291,7 @@ option({upper}_NATIVE "compile for this machine alone" OFF)
 set(CMAKE_C_STANDARD 99)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(FLAGS -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv
-  -fno-strict-aliasing -fno-delete-null-pointer-checks)
+  -fno-strict-aliasing -fno-delete-null-pointer-checks -fno-asynchronous-unwind-tables)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT {upper}_NATIVE)
   # one library for all machines: it chooses its instruction set at run time
 {sets}  add_library({n} {n}.c {objects})

@@ -144,20 +144,26 @@ def gathered(
     upper: str,
     choice: Choice,
 ) -> Entry:
-    """Return what the C function is made of. `state`: keys of state that other functions of the
-    library have; those of this one are added. Raises ExportError."""
+    """Return what the C function is made of, without what it gives. `state`: keys of state that
+    other functions of the library have; those of this one are added. Raises ExportError."""
     driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
     values = [_contiguous(v) for v in values]
     function, values, given = _with_constants(driver.function, values, state)
     found = Settings(state=state)
-    with torch.no_grad():
-        with config.override(products="kernels", kernels_only=True):
-            entry = _with_fewest_gaps(lambda: _Printed(
-                name, function, values, given, kernels, found, upper, choice
-            ), found)  # fmt: skip
-        with config.override(products="kernels"):
-            expected = _flat(_called(function, values, given, found.state))
-    return replace(entry, expected=tuple(expected))
+    with torch.no_grad(), config.override(products="kernels", kernels_only=True):
+        return _with_fewest_gaps(lambda: _Printed(
+            name, function, values, given, kernels, found, upper, choice
+        ), found)  # fmt: skip
+
+
+def results_of(compiled: Any, args: Sequence[Any], state: set[str]) -> tuple[Any, ...]:
+    """Return what the program gives in this process for the example, flat. `state`: keys of all
+    state that the library has."""
+    driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
+    values = [_contiguous(v) for v in values]
+    function, values, given = _with_constants(driver.function, values, state)
+    with torch.no_grad(), config.override(products="kernels"):
+        return tuple(_flat(_called(function, values, given, state)))
 
 
 def _with_fewest_gaps(make: Callable[[], _Printed], found: Settings) -> Entry:

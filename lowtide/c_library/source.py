@@ -21,12 +21,14 @@ import torch
 from lowtide.c_library import numbers, tensor_ops
 from lowtide.c_library.gather import Argument, Entry, Kept
 from lowtide.c_library.regions import MOST_THREADS, KernelTexts
+from lowtide.c_library.sets import BYTES, SETS
 from lowtide.c_library.values import c_real, of_torch
 from lowtide.c_library.weights import Table
 from lowtide.codegen.c.c_names import HELPERS, c_index
 from lowtide.codegen.host.c_driver import ALIGNED, CTYPES, LAYOUT, Piece, layout
 from lowtide.runtime import abi
 from lowtide.texpr.index import Index, as_index, product
+from lowtide.texpr.index_ranges import nonnegative
 
 STATUSES = ("OK", "BAD_SIZE", "SMALL_WORKSPACE", "BAD_INDEX", "BAD_WEIGHTS", "RAISED", "NULL")
 _MEANINGS = (
@@ -36,29 +38,37 @@ _MEANINGS = (
 )  # fmt: skip
 _WARNINGS = ("unused-function", "unused-variable", "unused-parameter", "unused-but-set-variable",
              "sign-compare", "psabi", "pragmas", "unknown-warning-option",
-             "div-by-zero", "discarded-qualifiers",
+             "div-by-zero", "discarded-qualifiers", "tautological-compare",
              "incompatible-pointer-types-discards-qualifiers")  # fmt: skip
 _HELPERS: Final = (
     (numbers.HELPERS, r"\blt_(?:int|real|from)_"),
     (tensor_ops.HELPERS, r"\blt_(?:sorted|places|choose|put)\b|\blt_(?:sorted|places)_"),
 )
-# Instruction sets of x86-64, the best first: the features that a machine needs, and its flags.
-SETS: Final[dict[str, tuple[str, ...]]] = {
-    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "fma", "bmi", "bmi2"),
-    "avx2": ("avx2", "fma", "bmi", "bmi2"),
-    "base": (),
-}
 _NUMBERS: Final = {"int": "int64_t", "float": "double", "bool": "uint8_t"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """The functions for vectors of `nbytes`, and their kernels."""
+
+    nbytes: int
+    entries: Sequence[Entry]
+    kernels: KernelTexts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """All that is written. `name`: the prefix of every name."""
+    """All that is written. `name`: the prefix of every name. `variants`: the widest vectors first;
+    all have one interface."""
 
     name: str
-    entries: Sequence[Entry]
+    variants: Sequence[Variant]
     table: Table
-    kernels: KernelTexts
+
+    @property
+    def entries(self) -> Sequence[Entry]:
+        """The functions for the widest vectors."""
+        return self.variants[0].entries
 
     @property
     def state(self) -> list[Kept]:
@@ -129,6 +139,8 @@ class Library:
             yield f"/* constant, as in the example: {rows} */"
         yield f"typedef struct {{ {fields} }} {f}_sizes;"
         yield f"size_t {f}_workspace_bytes(const {f}_sizes *);"
+        yield "/* For a pool of so many threads. With less, a call uses fewer threads. */"
+        yield f"size_t {f}_workspace_bytes_for(const {f}_sizes *, int64_t threads);"
         outs = self._shapes(e)
         yield f"{self.name}_status {f}_output_shapes(const {f}_sizes *{outs});"
         for a in (*given(e), *e.outputs):
@@ -164,6 +176,7 @@ class Library:
             f'#include "{n}.h"\n#include <math.h>\n#include <string.h>',
             ignored,
             _sets(upper),
+            BYTES,
             f"#ifndef {upper}_DISPATCH",
             *self._kernels(),
             "#endif",
@@ -178,19 +191,39 @@ class Library:
             f'  return (unsigned)s < {len(STATUSES)} ? words[s] : "unknown";\n}}',
             *self._state_init(),
             "#endif",
-            *(text for e in self.entries for text in self._entry(e)),
+            *(
+                text
+                for rows in zip(*(v.entries for v in self.variants), strict=True)
+                for text in self._entry(rows)
+            ),
         ]
         return "\n\n".join(parts) + "\n"
 
     def _calls(self, names: str) -> bool:
-        return any(re.search(names, line) for e in self.entries for line in e.body)
+        return any(
+            re.search(names, line) for v in self.variants for e in v.entries for line in e.body
+        )
 
     def _kernels(self) -> Iterator[str]:
         """Yield the kernels, with names of their own."""
-        for k, (text, suffix) in enumerate(self.kernels.names.items()):
-            if not k:
-                yield _kernel_declarations()
-            yield _renamed(_INTEGERS.sub("", text.replace(abi.C_DECLARATIONS, "")), suffix)
+        if any(v.kernels.names for v in self.variants):
+            yield _kernel_declarations()
+        yield self._of_each_set([
+            "\n\n".join(
+                _renamed(_INTEGERS.sub("", text.replace(abi.C_DECLARATIONS, "")), suffix)
+                for text, suffix in v.kernels.names.items()
+            )
+            for v in self.variants
+        ])  # fmt: skip
+
+    def _of_each_set(self, texts: Sequence[str]) -> str:
+        """Return one text for each variant, of which the compiler's instruction set chooses."""
+        if len(texts) == 1:
+            return texts[0]
+        tests = [f"#{'el' if k else ''}if LT_BYTES >= {v.nbytes}"
+                 for k, v in enumerate(self.variants[:-1])]  # fmt: skip
+        parts = (f"{test}\n{text}\n" for test, text in zip([*tests, "#else"], texts, strict=True))
+        return "".join(parts) + "#endif"
 
     def _state_init(self) -> Iterator[str]:
         n, upper = self.name, self.upper
@@ -210,39 +243,36 @@ class Library:
             f"{_lines(lines)}  return {upper}_OK;\n}}"
         )
 
-    def _entry(self, e: Entry) -> Iterator[str]:
+    def _entry(self, variants: Sequence[Entry]) -> Iterator[str]:
+        """Yield a function; `variants`: for each size of vectors."""
+        e = variants[0]
         f, n, upper = f"{self.name}_{e.name}", self.name, self.upper
         symbols = [f"const int64_t z_{s.symbol} = sizes->{s.symbol}; (void)z_{s.symbol};"
                    for s in e.sizes]  # fmt: skip
-        pieces = self._pieces(e)
-        count = max(len(pieces), 1)
         yield (
             f"static {n}_status {f}_check(const {f}_sizes *sizes) {{\n  if (!sizes) return "
-            f"{upper}_NULL;\n{_lines(symbols)}{_lines(self._checks(e))}  return {upper}_OK;\n}}"
+            f"{upper}_NULL;\n{_lines(symbols)}{_lines(self._checks(variants))}"
+            f"  return {upper}_OK;\n}}"
         )
-        head, table, needed = _lines(symbols), _table(pieces), f"{f}_plan(sizes, offsets)"
-        if isinstance(table, tuple):  # all is known here
-            yield (
-                f"static const int64_t {f}_offsets[{count}] = "
-                f"{{{', '.join(map(str, table[0])) or '0'}}};"
-            )
-            needed = str(table[1])
-        else:
-            yield (
-                f"static int64_t {f}_plan(const {f}_sizes *sizes, int64_t *offsets) {{\n{head}"
-                f"  const lt_piece pieces[] = {{{table}}};\n"
-                f"  return lt_layout(pieces, {len(pieces)}, offsets);\n}}"
-            )
-        offsets = f"int64_t offsets[{count}]; (void)offsets;"
-        if isinstance(table, tuple):
-            offsets = f"const int64_t *offsets = {f}_offsets; (void)offsets;"
+        plans = [self._plan(v, x, symbols) for v, x in zip(self.variants, variants, strict=True)]
+        yield from (p.text for p in plans if p.text)
         yield f"#ifndef {upper}_SET"
+        most = "".join(f"  {{ {p.room} most = lt_max(most, {p.needed}); }}\n" for p in plans)
+        own = self._of_each_set([f"  {p.room}\n  return (size_t)({p.needed});" for p in plans])
         yield (
+            f"size_t {f}_workspace_bytes_for(const {f}_sizes *sizes, int64_t threads) {{\n"
+            f"  if ({f}_check(sizes)) return 0;\n"
+            f"  threads = lt_max(1, lt_min(threads, {MOST_THREADS})); (void)threads;\n"
+            f"#ifdef {upper}_DISPATCH\n  int64_t most = 0;\n{most}  return (size_t)most;\n"
+            f"#else\n{own}\n#endif\n}}\n"
             f"size_t {f}_workspace_bytes(const {f}_sizes *sizes) {{\n"
-            f"  if ({f}_check(sizes)) return 0;\n  {offsets}\n  return (size_t){needed};\n}}"
+            f"  return {f}_workspace_bytes_for(sizes, 1);\n}}"
         )
         tensors = [a for a in e.outputs if a.kind == "tensor"]
-        shapes = [f"{a.name}[{k}] = {c_index(s)};" for a in tensors for k, s in enumerate(a.shape)]
+        shapes = [
+            f"{a.name}[{k}] = {c_index(s) if nonnegative(s) else f'lt_max({c_index(s)}, 0)'};"
+            for a in tensors for k, s in enumerate(a.shape)
+        ]  # fmt: skip
         yield (
             f"{n}_status {f}_output_shapes(const {f}_sizes *sizes{self._shapes(e)}) {{\n"
             f"  const {n}_status status = {f}_check(sizes);\n  if (status) return status;\n"
@@ -260,9 +290,37 @@ class Library:
         yield f"#endif\n#ifdef {upper}_DISPATCH"
         yield from self._dispatch(e)
         yield "#else"
-        lines = self._body(e, symbols, offsets, needed)
-        yield f"{self._signature(e, named='LT_ENTRY({})')} {{\n{_lines(lines)}}}"
+        yield self._of_each_set([
+            f"{self._signature(x, named='LT_ENTRY({})')} {{\n"
+            f"{_lines(self._body(x, symbols, plan))}}}"
+            for x, plan in zip(variants, plans, strict=True)
+        ])  # fmt: skip
         yield "#endif"
+
+    def _plan(self, v: Variant, e: Entry, symbols: Sequence[str]) -> _Plan:
+        f, pieces = f"{self.name}_{e.name}", self._pieces(e)
+        count = max(len(pieces), 1)
+        if all(n.const is not None for p in pieces for n in p.nbytes):  # all is known here
+            one, many = _fixed(pieces, 1), _fixed(pieces, MOST_THREADS)
+            rows = [", ".join(map(str, row[0])) or "0" for row in (one, many)]
+            if one == many:
+                table = f"static const int64_t offsets[{count}] = {{{rows[0]}}};"
+                return _Plan(text="", room="", needed=str(one[1]), table=table)
+            table = f"static const int64_t tables[2][{count}] = {{{{{rows[0]}}}, {{{rows[1]}}}}};"
+            table += " const int64_t *offsets = tables[threads > 1];"
+            return _Plan(
+                text="", room="", needed=f"threads > 1 ? {many[1]} : {one[1]}", table=table
+            )
+        text = (
+            f"static int64_t {f}_plan_{v.nbytes}(const {f}_sizes *sizes, int64_t threads, "
+            f"int64_t *offsets) {{\n  (void)threads;\n"
+            f"{_lines(symbols)}  const lt_piece pieces[] = {{{_rows(pieces)}}};\n"
+            f"  return lt_layout(pieces, {len(pieces)}, offsets);\n}}"
+        )
+        room = f"int64_t offsets[{count}];"
+        return _Plan(
+            text=text, room=room, needed=f"{f}_plan_{v.nbytes}(sizes, threads, offsets)", table=""
+        )
 
     def _dispatch(self, e: Entry) -> Iterator[str]:
         """Yield the entry that calls the one of the machine's instruction set."""
@@ -282,7 +340,7 @@ class Library:
             first = Piece((as_index(0),), 0, 0)
         return [first, *others]
 
-    def _body(self, e: Entry, symbols: Sequence[str], offsets: str, needed: str) -> Iterator[str]:
+    def _body(self, e: Entry, symbols: Sequence[str], plan: _Plan) -> Iterator[str]:
         f, n, upper = f"{self.name}_{e.name}", self.name, self.upper
         yield f"const {n}_status status = {f}_check(sizes);"
         yield "if (status) return status;"
@@ -300,14 +358,23 @@ class Library:
                 is_bad = f"!{a.name} || (uintptr_t){a.name} % {size}"
                 yield f"if (!({empty}) && ({is_bad})) return {upper}_NULL;"
         for a in e.outputs:
-            if a.kind != "tensor":
-                yield f"if (!{a.name}) return {upper}_NULL;"
-            elif a.counted:
-                yield f"if (!{a.name}_shape) return {upper}_NULL;"
+            pointer = a.name if a.kind != "tensor" else f"{a.name}_shape" if a.counted else ""
+            if pointer:
+                yield (
+                    f"if (!{pointer} || (uintptr_t){pointer} % sizeof *{pointer}) "
+                    f"return {upper}_NULL;"
+                )
         if e.state:
             yield f"if (!state || (uintptr_t)state % 8) return {upper}_NULL;"
-        yield offsets
-        yield f"const int64_t needed = {needed};"
+        most = f"lt_min(pool_or_null->threads, {MOST_THREADS})"
+        yield f"int64_t threads = pool_or_null ? lt_max(1, {most}) : 1;"
+        yield plan.room
+        yield f"int64_t needed = {plan.needed};"
+        yield (
+            "while (threads > 1 && workspace_bytes < (size_t)needed) "
+            f"{{ threads--; needed = {plan.needed}; }}"
+        )
+        yield plan.table
         yield f"if (workspace_bytes < (size_t)needed) return {upper}_SMALL_WORKSPACE;"
         yield f"if (!workspace_given && needed) return {upper}_NULL;"
         yield f"if ((uintptr_t)workspace_given % {ALIGNED}) return {upper}_NULL;"
@@ -318,9 +385,7 @@ class Library:
             yield f"if (!{n}_weights_are_open(weights)) return {upper}_BAD_WEIGHTS;"
         yield "(void)weights;"
         yield "const void *pool = pool_or_null ? (const void *)pool_or_null->parallel_for : 0;"
-        most = f"lt_min(pool_or_null->threads, {MOST_THREADS})"
-        yield f"const int64_t threads = pool_or_null ? lt_max(1, {most}) : 1;"
-        yield "(void)pool; (void)threads;"
+        yield "(void)pool;"
         yield "int64_t fault = 0;"
         for a in e.inputs:
             if a.kind == "tensor":
@@ -329,11 +394,11 @@ class Library:
         yield from e.body
         yield f"return fault ? {upper}_RAISED : {upper}_OK;"
 
-    def _checks(self, e: Entry) -> Iterator[str]:
+    def _checks(self, variants: Sequence[Entry]) -> Iterator[str]:
         bad = f"return {self.upper}_BAD_SIZE;"
-        for s in e.sizes:
+        for s in variants[0].sizes:
             yield f"if (z_{s.symbol} < {s.least} || z_{s.symbol} > {s.most}LL) {bad}"
-        for test in dict.fromkeys(self._too_large(e)):
+        for test in dict.fromkeys(t for e in variants for t in self._too_large(e)):
             yield f"if ({test}) {bad}"
 
     def _too_large(self, e: Entry) -> Iterator[str]:
@@ -406,22 +471,35 @@ def _c_string(text: str) -> str:
     return f'"{plain[:200]}"'
 
 
-def _table(pieces: Sequence[Piece]) -> tuple[list[int], int] | str:
-    """Return the offsets of temporaries and the bytes of all, if they are the same for all sizes;
-    else the rows of C that `lt_layout` reads."""
-    sizes = [[n.const for n in p.nbytes] for p in pieces]
-    if all(n is not None for row in sizes for n in row):
-        rows = [
-            (_aligned(p.factor * max(n or 0 for n in row)), p.begin, p.end)
-            for p, row in zip(pieces, sizes, strict=True)
-        ]
-        return layout(rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The offsets of temporaries. `text`: a function; `room`: the declaration of what it fills in;
+    `needed`: the expression of the bytes of all, for `threads`; `table`: the declaration of offsets
+    that are known."""
+
+    text: str
+    room: str
+    needed: str
+    table: str
+
+
+def _fixed(pieces: Sequence[Piece], threads: int) -> tuple[list[int], int]:
+    """Return the offsets of temporaries of known sizes, and the bytes of all."""
+    return layout([
+        (_aligned(min(p.factor, threads) * max(n.const or 0 for n in p.nbytes)), p.begin, p.end)
+        for p in pieces
+    ])  # fmt: skip
+
+
+def _rows(pieces: Sequence[Piece]) -> str:
+    """Return the rows of C that `lt_layout` reads."""
     texts: list[str] = []
     for p in pieces:
         most = c_index(p.nbytes[0])
         for index in p.nbytes[1:]:
             most = f"lt_max({most}, {c_index(index)})"
-        texts.append(f"{{lt_aligned({p.factor} * ({most})), {p.begin}, {p.end}}}")
+        factor = "threads * " if p.factor > 1 else ""
+        texts.append(f"{{lt_aligned({factor}({most})), {p.begin}, {p.end}}}")
     return ", ".join(texts)
 
 

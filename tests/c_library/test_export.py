@@ -132,13 +132,14 @@ class Chamfer:
         lt.export_c(lt.script(chamfer), folder, (torch.rand(50, 3), torch.rand(40, 3)))
         self.library = ctypes.CDLL(str(folder / "libmodel.so"))
         self.needed = self.library.model_chamfer_workspace_bytes
-        self.needed.restype = ctypes.c_size_t
+        self.needed_for = self.library.model_chamfer_workspace_bytes_for
+        self.needed.restype = self.needed_for.restype = ctypes.c_size_t
 
     def __call__(
-        self, a: Tensor, b: Tensor, short: int = 0, threads: int = 1, shift: int = 0
+        self, a: Tensor, b: Tensor, short: int = 0, threads: int = 1, shift: int = 0, room: int = 0
     ) -> tuple[int, float]:
         sizes = Sizes(len(a), len(b))
-        nbytes = self.needed(ctypes.byref(sizes))
+        nbytes = self.needed_for(ctypes.byref(sizes), ctypes.c_int64(room or threads))
         memory, address = aligned(nbytes)
         out = torch.zeros(())
         pool = Pool(threads, ctypes.cast(one_by_one, ctypes.c_void_p).value)
@@ -164,6 +165,18 @@ def test_other_sizes(exported: Chamfer, sizes: tuple[int, int], threads: int) ->
     status, found = exported(a, b, threads=threads)
     assert status == OK
     torch.testing.assert_close(found, chamfer(a, b).item(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_workspace_for_fewer_threads_than_the_pool_has(exported: Chamfer) -> None:
+    a, b = torch.rand(2000, 3), torch.rand(1500, 3)
+    sizes = ctypes.byref(Sizes(2000, 1500))
+    one, *more = (exported.needed_for(sizes, ctypes.c_int64(n)) for n in (1, 4, 99))
+    assert exported.needed(sizes) == one < more[0] < more[1]
+    for room in (1, 2, 4):
+        status, found = exported(a, b, threads=4, room=room)
+        assert status == OK
+        torch.testing.assert_close(found, chamfer(a, b).item(), rtol=1e-5, atol=1e-6)
+    assert exported(a, b, threads=4, room=1, short=1)[0] == SMALL_WORKSPACE
 
 
 def test_bad_calls_give_a_status(exported: Chamfer) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide as lt
-from lowtide.c_library.source import SETS
+from lowtide.c_library.sets import SETS
 from lowtide.runtime import toolchain
 
 STRICT = ["-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]

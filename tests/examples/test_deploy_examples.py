@@ -45,7 +45,7 @@ def _built(example: str, folder: Path, name: str) -> str:
 def test_boxes_from_c_and_from_python(tmp_path: Path) -> None:
     example = _module(FOLDER / "c" / "export.py")
     torch.manual_seed(0)
-    lt.export_c(example.nms, tmp_path, example.example(60), name="boxes")
+    lt.export_c(lt.script(example.nms), tmp_path, example.example(60), name="boxes")
     program = _built("c", tmp_path, "boxes")
     call = _module(FOLDER / "python" / "call.py")
     library = call.ctypes.CDLL(str(tmp_path / "libboxes.so"))

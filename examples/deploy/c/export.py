@@ -10,7 +10,6 @@ from torch import Tensor
 import lowtide as lt
 
 
-@lt.script
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """boxes: [N, 4] as x1, y1, x2, y2; scores: [N]. Returns the places of the boxes to keep."""
     order = scores.argsort(descending=True)
@@ -34,4 +33,4 @@ def example(n: int) -> tuple[Tensor, Tensor, float]:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    print(lt.export_c(nms, sys.argv[1], example(60), name="boxes"))
+    print(lt.export_c(lt.script(nms), sys.argv[1], example(60), name="boxes"))

@@ -11,47 +11,52 @@ from torch import Tensor, nn
 
 import lowtide as lt
 
-WORDS, WIDTH, HEADS, LAYERS, LENGTH = 96, 32, 4, 2, 64
-
 
 class Block(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, length: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.wide, self.back = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.register_buffer("keys", torch.zeros(HEADS, LENGTH, WIDTH // HEADS))
-        self.register_buffer("values", torch.zeros(HEADS, LENGTH, WIDTH // HEADS))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.back = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.register_buffer("keys", torch.zeros(heads, length, width // heads))
+        self.register_buffer("values", torch.zeros(heads, length, width // heads))
 
     def forward(self, x: Tensor, pos: int) -> Tensor:
-        q, k, v = self.qkv(self.norm1(x)).view(3, HEADS, WIDTH // HEADS).unbind(0)
+        heads, length, size = self.keys.shape
+        q, k, v = self.qkv(self.norm1(x)).view(3, heads, size).unbind(0)
         self.keys[:, pos] = k
         self.values[:, pos] = v
-        scores = (self.keys @ q[:, :, None]).squeeze(2) / (WIDTH // HEADS) ** 0.5
-        weights = scores.masked_fill(torch.arange(LENGTH) > pos, -torch.inf).softmax(-1)
-        x = x + self.out((weights[:, None] @ self.values).reshape(WIDTH))
+        scores = (self.keys @ q[:, :, None]).squeeze(2) / size**0.5
+        weights = scores.masked_fill(torch.arange(length) > pos, -torch.inf).softmax(-1)
+        x = x + self.out((weights[:, None] @ self.values).reshape(heads * size))
         y = nn.functional.gelu(self.wide(self.norm2(x)), approximate="tanh")
         return x + self.back(y)
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, words: int = 96, width: int = 32, heads: int = 4, layers: int = 2, length: int = 64
+    ) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads, length) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
         self.pos = 0
 
-    def forward(self, token: Tensor) -> Tensor:
-        """token: an int64 of no dims. Returns the most likely next one."""
+    def scores(self, token: Tensor) -> Tensor:
+        """Return how likely each word is the next one."""
         x = self.words(token) + self.places.weight[self.pos]
         for block in self.blocks:
             x = block(x, self.pos)
         self.pos += 1
-        return (self.words.weight @ self.norm(x)).argmax()
+        return self.words.weight @ self.norm(x)
+
+    def forward(self, token: Tensor) -> Tensor:
+        """token: an int64 of no dims. Returns the most likely next one."""
+        return self.scores(token).argmax()
 
 
 def model() -> Model:
