@@ -163,7 +163,9 @@ _REFUSED: Final[dict[str, Callable[..., bool]]] = {
     "hardtanh": lambda low, high: low > high,
     "softshrink": lambda lambd: not lambd >= 0,
 }
-_CONVERTED: Final = ("hardtanh", "threshold", "hardshrink", "softshrink")
+_CONVERTED: Final = (
+    "hardtanh", "threshold", "hardshrink", "softshrink", "leaky_relu", "elu", "softplus",
+)  # fmt: skip
 
 # name · sources · signature of the numbers · formula · has `inplace`
 NUMBERED: Final[list[tuple[str, str, str, Numbers, bool]]] = [
@@ -197,7 +199,7 @@ def _numbered(name: str, formula: Numbers, count: int) -> Lower:
         if name in _REFUSED and _REFUSED[name](*numbers):
             raise b.error(f"{name} of {numbers}")
         if name in _CONVERTED:
-            check_fits(x.dtype, *numbers)
+            check_fits(b, x.dtype, *numbers)
         _refuse_inplace(any(rest[count:]))
         return pointwise(b, [x], x.dtype, lambda v: formula(v, *numbers))
 

@@ -41,7 +41,7 @@ def lower_index_add(b: Builder, x: Val, dim: Any, index: Val, source: Val, alpha
         b.require_equal(index.shape[0] if k == d else mine, given, "index_add of other sizes")
     check_index(b, index, size, wraps=False)
     if not is_one(alpha):
-        check_alpha(x.dtype, alpha)
+        check_alpha(b, x.dtype, alpha)
         source = pointwise(b, [source, alpha], x.dtype, lambda v, a: a * v)
 
     def at(idx: tuple[Index, ...]) -> list[Index]:

@@ -48,7 +48,7 @@ def lower_add(b: Builder, x: Operand, y: Operand, alpha: Number) -> Val:
         return pointwise(b, [x, y], common, lambda u, v: u | v)
     if is_one(alpha):
         return pointwise(b, [x, y], common, lambda u, v: u + v)
-    check_alpha(common, alpha)
+    check_alpha(b, common, alpha)
     return pointwise(b, [x, y, alpha], common, lambda u, v, a: u + a * v)
 
 
@@ -65,7 +65,7 @@ def lower_sub(b: Builder, x: Operand, y: Operand, alpha: Number) -> Val:
         raise Unsupported("subtraction of bools")
     if is_one(alpha):
         return pointwise(b, [x, y], common, lambda u, v: u - v)
-    check_alpha(common, alpha)
+    check_alpha(b, common, alpha)
     return pointwise(b, [x, y, alpha], common, lambda u, v, a: u - a * v)
 
 
@@ -84,11 +84,11 @@ def _is_bool(x: Operand) -> bool:
     return x.dtype is dtypes.boolean if isinstance(x, Val | Expr) else isinstance(x, bool)
 
 
-def check_alpha(common: DType, alpha: Number) -> None:
+def check_alpha(b: Builder, common: DType, alpha: Number) -> None:
     is_float = isinstance(alpha, float) or (isinstance(alpha, Expr) and alpha.dtype.is_float)
     if common is dtypes.boolean or (is_float and not common.is_float):
         raise Unsupported("alpha of another kind than the tensors")
-    check_fits(common, alpha)
+    check_fits(b, common, alpha)
 
 
 @op(
@@ -210,7 +210,7 @@ def lower_pow(b: Builder, x: Operand, exponent: Operand) -> Val:
     if common is dtypes.boolean:
         raise Unsupported("pow of bools")
     if not isinstance(exponent, Val):
-        check_fits(common, exponent)
+        check_fits(b, common, exponent)
     if isinstance(exponent, int | float) and not isinstance(exponent, bool):
         if not common.is_float and exponent < 0:
             raise Unsupported("a negative power of ints")

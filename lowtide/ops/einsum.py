@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from lowtide.ir.dtypes import f64
 from lowtide.ops.contractions import accumulator
-from lowtide.ops.operands import Size, Term, is_list, pointwise, same_dtype
+from lowtide.ops.operands import Size, Term, cast_to, is_list, pointwise, same_dtype
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
 from lowtide.texpr.expr import Expr
@@ -195,4 +196,8 @@ def lower_trace(b: Builder, x: Val) -> Val:
 
     if x.ndim != 2:
         raise b.error("trace of what is no matrix")
-    return lower_sum(b, lower_diagonal(b, x, 0, 0, 1), None, False, None)
+    diagonal = lower_diagonal(b, x, 0, 0, 1)
+    if not x.dtype.is_float:
+        return lower_sum(b, diagonal, None, False, None)
+    total = lower_sum(b, cast_to(b, diagonal, f64), None, False, None)  # as PyTorch adds up
+    return cast_to(b, total, x.dtype)

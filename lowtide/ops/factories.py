@@ -72,7 +72,7 @@ def filled(b: Builder, shape: Sequence[Size], dtype: DType, value: Number) -> Va
 
 
 def _cast_number(b: Builder, value: Number, dtype: DType) -> Expr:
-    check_fits(dtype, value)
+    check_fits(b, dtype, value)
     if isinstance(value, bool | int | float):
         if not dtype.is_float and isinstance(value, float):
             if not math.isfinite(value):
@@ -376,7 +376,7 @@ def lower_linspace(b: Builder, start: Number, end: Number, steps: Size, *options
     if not record.is_float:
         raise Unsupported("linspace of ints")
     first, last = _plain_float(start), _plain_float(end)
-    check_fits(record, first, last)
+    check_fits(b, record, first, last)
     if not b.at_least(steps, 0):
         raise b.error("linspace: a negative number of steps")
     if not b.at_least(steps, 2):

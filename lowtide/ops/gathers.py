@@ -174,7 +174,7 @@ _MOST_PLACES: Final = 16  # of a row, that each of its elements is compared with
 )
 def lower_scatter_value(b: Builder, x: Val, dim: Any, index: Val, value: Number) -> Val:
     """`self`, and `value` at few places along a dim, which a tensor of indices names."""
-    check_converts(x.dtype, value)
+    check_converts(b, x.dtype, value)
     d, count = _few_places(b, x, dim, index)
     number = filled(b, x.shape, x.dtype, value)
     return with_values_at(b, x, d, index, count, lambda idx, _: b.load(number, idx))
@@ -214,7 +214,7 @@ def _few_places(b: Builder, x: Val, dim: Any, index: Val) -> tuple[int, int]:
 def with_value_at(b: Builder, x: Val, d: int, index: Val, value: Number) -> Val:
     """Return the tensor with a number at one place along dim d, which a vector names for each
     row."""
-    check_converts(x.dtype, value)
+    check_converts(b, x.dtype, value)
     check_index(b, index, x.shape[d], wraps=True)
     number = filled(b, x.shape, x.dtype, value)
     return with_values_at(b, x, d, index, 1, lambda idx, _: b.load(number, idx), wraps=True)

@@ -182,7 +182,7 @@ def lower_pad(b: Builder, x: Val, pad: Any, mode: Any, value: Number | None) -> 
             raise Unsupported("pad of an empty dimension, or to a negative size")
         shape.append(new)
     if mode == "constant":
-        check_fits(x.dtype, value)
+        check_fits(b, x.dtype, value)
         return _pad_constant(b, x, shape, border, 0 if value is None else value)
     if mode not in ("reflect", "replicate", "circular"):
         raise b.error(f"pad mode {mode!r}")

@@ -11,6 +11,7 @@ Promotion is PyTorch's own rule: tensors with dimensions first, then 0-dim tenso
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard, cast
 
@@ -371,24 +372,35 @@ def pointwise(
     return b.tensor(shape, out, body)
 
 
-def check_fits(dtype: DType, *numbers: Operand | None) -> None:
-    """Refuses numbers that PyTorch does not convert to `dtype`, for which it raises: -1e9 as f16.
-    Only ops that convert their numbers ask; arithmetic goes to infinity instead."""
-    if not dtype.is_float:
+def check_fits(b: Builder, dtype: DType, *numbers: Operand | None) -> None:
+    """Refuses numbers that PyTorch does not convert to `dtype`, for which it raises: -1e9 as f16,
+    256 as u8. Only ops that convert their numbers ask; arithmetic goes to infinity, or wraps."""
+    if dtype in (dtypes.boolean, dtypes.i64):
         return
-    most = torch.finfo(dtype.torch).max
+    if dtype.is_float:
+        most = torch.finfo(dtype.torch).max
+        least, is_narrow = -most, dtype is dtypes.f16  # others hold the ints of programs
+    else:
+        info = torch.iinfo(dtype.torch)
+        least, most, is_narrow = info.min, info.max, True
     for x in numbers:
-        if isinstance(x, float | int) and most < abs(x) < INF:
-            raise Unsupported(f"{x} does not fit {dtype}")
-        if isinstance(x, Expr) and dtype is dtypes.f16:  # others hold what programs compute
-            raise Unsupported("a number that may not fit f16")
+        fits = True
+        if isinstance(x, float | int):
+            fits = least <= x <= most or not math.isfinite(x)
+        elif isinstance(x, Index) and is_narrow:
+            fits = b.at_least(x, math.ceil(least)) and b.at_least(math.floor(most) - x, 0)
+        elif isinstance(x, Expr) and is_narrow and x.dtype is not dtypes.boolean:
+            fits = False
+        if not fits:
+            raise Unsupported(f"a number that does not fit {dtype}: {x}")
 
 
-def check_converts(dtype: DType, x: object) -> None:
-    """Refuses numbers that PyTorch may not convert, for which it raises."""
+def check_converts(b: Builder, dtype: DType, x: object) -> None:
+    """Refuses numbers that PyTorch may not convert, for which it raises, in a loop, too."""
     if isinstance(x, Val) or dtype is dtypes.boolean:
         return
-    check_fits(dtype, cast("float", x))
+    if dtype.is_float:
+        check_fits(b, dtype, cast("Number", x))
     if dtype.is_float or isinstance(x, bool):
         return
     is_int = isinstance(x, Index) or (isinstance(x, Expr) and not x.dtype.is_float)

@@ -44,7 +44,7 @@ def lower_clamp(b: Builder, x: Val, low: Operand | None, high: Operand | None) -
     common = promote(x, *bounds)
     if common is dtypes.boolean:
         raise Unsupported("clamp of bools")
-    check_fits(common, *bounds)
+    check_fits(b, common, *bounds)
 
     def formula(v: Term, *limits: Term) -> Term:
         rest = list(limits)
@@ -90,6 +90,7 @@ def lower_where(b: Builder, cond: Val, x: Operand, y: Operand) -> Val:
     if cond.dtype is not dtypes.boolean:
         raise Unsupported(f"a condition of {cond.dtype}")
     common = promote(x, y)
+    check_fits(b, common, *(v for v in (x, y) if not isinstance(v, Val)))
     return pointwise(b, [x, y], common, lambda c, u, v: c.where(u, v), conditions=[cond])
 
 
@@ -119,7 +120,7 @@ def lower_masked_fill(b: Builder, x: Val, mask: Val, value: Operand) -> Val:
     kind = promote_types(promote(value), x.dtype)
     if kind is not x.dtype and not x.dtype.is_float:
         raise Unsupported("masked_fill with a value of a higher kind")
-    check_fits(x.dtype, value)
+    check_fits(b, x.dtype, value)
     return pointwise(b, [x, value], x.dtype, lambda m, u, v: m.where(v, u), conditions=[mask])
 
 
@@ -135,6 +136,7 @@ def lower_lerp(b: Builder, x: Val, end: Val, weight: Operand) -> Val:
     tensors = [x, end, *([weight] if isinstance(weight, Val) else [])]
     if len({t.dtype for t in tensors}) > 1:
         raise Unsupported("lerp of mixed dtypes")
+    check_fits(b, x.dtype, weight)
 
     def formula(s: Term, e: Term, w: Term) -> Term:
         step = e - s
@@ -152,7 +154,7 @@ def lower_lerp(b: Builder, x: Val, end: Val, weight: Operand) -> Val:
 def lower_addcmul(b: Builder, x: Val, t1: Val, t2: Val, value: Number) -> Val:
     """self + value * tensor1 * tensor2."""
     common = promote(x, t1, t2)
-    check_alpha(common, value)
+    check_alpha(b, common, value)
     return pointwise(b, [x, t1, t2, value], common, lambda u, p, q, v: u + v * p * q, exact=True)
 
 

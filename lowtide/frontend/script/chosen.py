@@ -16,6 +16,7 @@ import ast
 from collections.abc import Callable
 
 from lowtide.frontend.script.context import Context
+from lowtide.frontend.script.expressions import value_attribute
 from lowtide.frontend.script.flow import choose
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, CALL_OF, VALUE_OF
 from lowtide.frontend.script.nodes import Call, Chosen, Node, PythonObject, describe
@@ -73,6 +74,9 @@ def _chosen_call(c: Context, chosen: Chosen, call: Call) -> Node:
 
 
 def _chosen_attribute(c: Context, node: ast.AST, chosen: Chosen, name: str) -> Node:
+    if any(isinstance(found, Value) for found in chosen.nodes):  # a parameter of each
+        return value_attribute(c, node, _chosen_value(c, node, chosen), name)
+
     def attribute(found: Node) -> Node:
         if isinstance(found, PythonObject):
             return c.python_object(node, getattr(found.obj, name))

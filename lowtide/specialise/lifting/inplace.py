@@ -327,7 +327,7 @@ def _masked(b: Builder, op: Op, view: Val, operands: Sequence[Abs]) -> Val:
         raise Unsupported("changes a tensor in place at indices")
     if isinstance(given, Val) and (given.ndim or given.dtype is not view.dtype):
         raise Unsupported("assigns several values to where a mask holds")
-    check_converts(view.dtype, given)
+    check_converts(b, view.dtype, given)
     spec = cast("tuple[str, ...]", op.attrs["spec"])
     first = 0 if _MASKED.get(spec) else view.ndim - mask.ndim
     for size, whole in zip(mask.shape, view.shape[first:], strict=False):
@@ -364,7 +364,7 @@ def _with_diagonal(host: Host, op: Op, view: Val, operands: Sequence[Abs]) -> Va
     b, value = host.b, _assigned(host.b, view, operands[1])
     if isinstance(operands[1].value, Val):
         raise Unsupported("fills a diagonal with a tensor")
-    check_converts(view.dtype, operands[1].value)
+    check_converts(b, view.dtype, operands[1].value)
 
     def body(idx: tuple[Index, ...]) -> Expr:
         is_on = b.apply("eq", b.at(idx[0]), b.at(idx[1]))
