@@ -10,35 +10,19 @@ and prints in place of the op.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_WRITTEN: Final[dict[str, Callable[..., Any]]] = {}
-
-
-def found(target: str) -> Callable[..., Any] | None:
-    """Return the function for `torch.median`, `Tensor.median_` or `F.grid_sample`; None if there is
-    none."""
-    root, _, name = target.rpartition(".")
-    return _WRITTEN.get(name) if root in ("torch", "Tensor", "F", "torch.linalg") else None
-
-
-def _written(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        _WRITTEN.update(dict.fromkeys(names, function))
-        return function
-
-    return add
-
+from lowtide.c_library.written import written
 
 # ---- order -------------------------------------------------------------------------------------
 
 
-@_written("median")
+@written("median")
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The lower of two middle values; NaN if there is one."""
     if dim is None:
@@ -59,7 +43,7 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     return values.squeeze(dim), places.squeeze(dim)
 
 
-@_written("nanmedian")
+@written("nanmedian")
 def nanmedian(input: Tensor) -> Tensor:
     """The lower of two middle values of those that are no NaN."""
     x = input.flatten()
@@ -68,7 +52,7 @@ def nanmedian(input: Tensor) -> Tensor:
     return s.gather(0, ((count - 1) // 2).clamp(min=0).view(1))[0]
 
 
-@_written("kthvalue")
+@written("kthvalue")
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The k-th smallest value, counted from 1."""
     s, i = input.sort(dim=dim, stable=True)
@@ -78,7 +62,7 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tup
     return values, places
 
 
-@_written("quantile")
+@written("quantile")
 def quantile(
     input: Tensor,
     q: Any,
@@ -114,7 +98,7 @@ def quantile(
     return made if ranks.dim() else made.squeeze(0)
 
 
-@_written("unique", "_unique2")
+@written("unique", "_unique2")
 def unique(
     input: Tensor,
     sorted: bool = True,
@@ -143,7 +127,7 @@ def unique(
     return values
 
 
-@_written("bucketize")
+@written("bucketize")
 def bucketize(
     input: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
@@ -151,7 +135,7 @@ def bucketize(
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
-@_written("searchsorted")
+@written("searchsorted")
 def searchsorted(
     sorted_sequence: Tensor,
     input: Any,
@@ -171,14 +155,68 @@ def searchsorted(
     return found.to(torch.int32) if out_int32 else found
 
 
-@_written("isin")
+@written("isin")
 def isin(elements: Tensor, test_elements: Tensor, *, invert: bool = False) -> Tensor:
     """Return for each element whether it is among the others."""
     hit = (elements.unsqueeze(-1) == test_elements.flatten()).any(-1)
     return ~hit if invert else hit
 
 
-@_written("histc")
+@written("bincount")
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Return the count, or the sum of weights, of each number below `minlength`."""
+    assert minlength > 0, "bincount without `minlength`, whose result has no bound"
+    assert bool(((input >= 0) & (input < minlength)).all()), "bincount: not below minlength"
+    if weights is None:
+        counts = torch.zeros(minlength, dtype=torch.int64)
+        return counts.index_add(0, input.long(), torch.ones(input.shape[0], dtype=torch.int64))
+    x = weights if weights.dtype == torch.float32 else weights.double()
+    return torch.zeros(minlength, dtype=x.dtype).index_add(0, input.long(), x)
+
+
+@written("diff")
+def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+    """The differences of neighbours."""
+    assert input.dtype != torch.bool, "diff of bools"
+    x = input.movedim(dim, 0)
+    for _ in range(n):
+        x = x[1:] - x[:-1]
+    return x.movedim(0, dim)
+
+
+@written("cummax")
+def cummax(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest value so far and its place, the last of equal ones; NaN from the first one on."""
+    rows = input.movedim(dim, 0)
+    values, places = torch.empty_like(rows), torch.zeros(rows.shape, dtype=torch.int64)
+    last = torch.zeros(rows.shape[1:], dtype=rows.dtype)
+    at = torch.zeros(rows.shape[1:], dtype=torch.int64)
+    for k in range(rows.shape[0]):
+        x = rows[k]
+        is_new = (x != x) | (x >= last) | (at + k == 0)
+        last, at = torch.where(is_new, x, last), torch.where(is_new, k, at)
+        values[k] = last
+        places[k] = at
+    return values.movedim(0, dim), places.movedim(0, dim)
+
+
+@written("cummin")
+def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The least value so far and its place."""
+    rows = input.movedim(dim, 0)
+    values, places = torch.empty_like(rows), torch.zeros(rows.shape, dtype=torch.int64)
+    last = torch.zeros(rows.shape[1:], dtype=rows.dtype)
+    at = torch.zeros(rows.shape[1:], dtype=torch.int64)
+    for k in range(rows.shape[0]):
+        x = rows[k]
+        is_new = (x != x) | (x <= last) | (at + k == 0)
+        last, at = torch.where(is_new, x, last), torch.where(is_new, k, at)
+        values[k] = last
+        places[k] = at
+    return values.movedim(0, dim), places.movedim(0, dim)
+
+
+@written("histc")
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """Return the count of values in each of equal intervals."""
     x = input.flatten()
@@ -195,7 +233,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
 # ---- places that are data ----------------------------------------------------------------------
 
 
-@_written("index_put", "index_put_")
+@written("index_put", "index_put_")
 def index_put(
     input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
@@ -208,6 +246,7 @@ def index_put(
     place = torch.zeros((), dtype=torch.int64)
     for d, index in enumerate(indices):
         size = input.shape[d]
+        assert bool(((index >= -size) & (index < size)).all()), "an index out of range"
         place = place * size + torch.where(index < 0, index + size, index)
     shape = list(place.shape) + list(input.shape[n:])
     flat = input.contiguous().view(-1, rest)
@@ -215,7 +254,46 @@ def index_put(
     return flat.index_add(0, place.view(-1), rows).view(input.shape)
 
 
-@_written("embedding_bag")
+@written("scatter_reduce", "scatter_reduce_")
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
+    """The sums, means, largest or least of what goes to the same place."""
+    assert reduce != "prod", "scatter_reduce of products"
+    n = input.dim()
+    place = torch.zeros((), dtype=torch.int64)
+    rows = src
+    for d in range(n):
+        at = torch.arange(index.shape[d]).view([-1 if k == d else 1 for k in range(n)])
+        rows = rows.narrow(d, 0, index.shape[d])
+        place = place * input.shape[d] + (index if d == dim % n else at)
+    size = input.shape[dim]
+    assert bool(((index >= 0) & (index < size)).all()), "scatter_reduce: an index out of range"
+    place, values, old = place.reshape(-1), rows.reshape(-1), input.reshape(-1)
+    ones = torch.ones(values.shape[0], dtype=torch.int64)
+    counts = torch.zeros(old.shape[0], dtype=torch.int64).index_add(0, place, ones)
+    if reduce == "sum" or reduce == "mean":
+        first = old if include_self else torch.where(counts > 0, torch.zeros_like(old), old)
+        made = first.index_add(0, place, values)
+        if reduce == "mean":
+            assert input.dtype.is_floating_point, "scatter_reduce of means of ints"
+            counts = counts + 1 if include_self else counts
+            made = made / counts.clamp(min=1).to(made.dtype)
+        return made.view(input.shape)
+    is_float = input.dtype.is_floating_point
+    if reduce == "amin":
+        values, old = (-values, -old) if is_float else (-1 - values, -1 - old)
+    s, order = values.sort(stable=True)
+    best = old.clone()
+    best[place[order]] = s  # in order: the largest comes last
+    if include_self:
+        best = torch.maximum(best, old)
+    if reduce == "amin":
+        best = -best if is_float else -1 - best
+    return best.view(input.shape)
+
+
+@written("embedding_bag")
 def embedding_bag(
     input: Tensor,
     weight: Tensor,
@@ -253,187 +331,22 @@ def embedding_bag(
     return sums / counts.clamp(min=1).unsqueeze(1)
 
 
-# ---- images ------------------------------------------------------------------------------------
-
-
-def _place(x: Tensor, size: int, padding_mode: str, corners: bool) -> Tensor:
-    """Return the place in a row of pixels of coordinates from -1 to 1."""
-    at = (x + 1) / 2 * (size - 1) if corners else ((x + 1) * size - 1) / 2
-    if padding_mode == "border":
-        return at.clamp(0, size - 1)
-    if padding_mode == "reflection":
-        low = 0.0 if corners else -0.5
-        span = float(size - 1) if corners else float(size)
-        if span == 0:
-            return torch.zeros_like(at)
-        apart = (at - low).abs()
-        rest = torch.fmod(apart, span)
-        is_odd = torch.floor(apart / span) % 2 == 1
-        return (torch.where(is_odd, span - rest, rest) + low).clamp(0, size - 1)
-    return at
-
-
-def _pixels(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """The pixels at whole places, 0 outside; x: [N, C, H, W], places: [N, P] → [N, C, P]."""
-    n, c, h, w = x.shape
-    is_in = (row >= 0) & (row < h) & (column >= 0) & (column < w)
-    at = row.clamp(0, h - 1).long() * w + column.clamp(0, w - 1).long()
-    wide = at.unsqueeze(1).expand(n, c, at.shape[1])
-    return x.reshape(n, c, h * w).gather(2, wide) * is_in.unsqueeze(1).to(x.dtype)
-
-
-@_written("grid_sample", "grid_sampler")
-def grid_sample(
-    input: Tensor,
-    grid: Tensor,
-    mode: Any = "bilinear",
-    padding_mode: Any = "zeros",
-    align_corners: bool | None = None,
-) -> Tensor:
-    """The image at the places of a grid."""
-    assert input.dim() == 4, "grid_sample of images"
-    how, pad = str(mode), str(padding_mode)
-    if not isinstance(mode, str):  # as torch.export writes it
-        how = ("bilinear", "nearest", "bicubic")[int(mode)]
-        pad = ("zeros", "border", "reflection")[int(padding_mode)]
-    assert how != "bicubic", "grid_sample of mode bicubic"
-    n, c, h, w = input.shape
-    rows, columns = grid.shape[1], grid.shape[2]
-    corners = align_corners is True
-    x = _place(grid[..., 0].reshape(n, rows * columns), w, pad, corners)
-    y = _place(grid[..., 1].reshape(n, rows * columns), h, pad, corners)
-    if how == "nearest":
-        return _pixels(input, y.round(), x.round()).view(n, c, rows, columns)
-    left, top = x.floor(), y.floor()
-    a, b = (x - left).unsqueeze(1), (y - top).unsqueeze(1)
-    upper = _pixels(input, top, left) * (1 - a) + _pixels(input, top, left + 1) * a
-    lower = _pixels(input, top + 1, left) * (1 - a) + _pixels(input, top + 1, left + 1) * a
-    return (upper * (1 - b) + lower * b).view(n, c, rows, columns)
-
-
-def _steps(n: int, corners: bool) -> Tensor:
-    x = torch.arange(n, dtype=torch.float32)
-    if corners:
-        return x * (2.0 / (n - 1)) - 1 if n > 1 else torch.zeros(1)
-    return (2 * x + 1) / n - 1
-
-
-@_written("affine_grid")
-def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
-    """The grid of an affine map."""
-    assert len(size) == 4, "affine_grid of images"
-    h, w = size[2], size[3]
-    corners = align_corners is True
-    x = _steps(w, corners).to(theta.dtype).view(1, 1, w, 1)
-    y = _steps(h, corners).to(theta.dtype).view(1, h, 1, 1)
-    t = theta.view(-1, 1, 1, 2, 3)
-    return t[..., 0] * x + t[..., 1] * y + t[..., 2]
-
-
-def _cubic(x: Tensor, a: float) -> Tensor:
-    """The weight of a pixel at a distance x >= 0."""
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
-
-
-def _nearest(x: Tensor, dim: int, new: int, step: float, offset: float) -> Tensor:
-    places = ((torch.arange(new, dtype=torch.float32) + offset) * step).floor().long()
-    return x.index_select(dim, places.clamp(max=x.shape[dim] - 1))
-
-
-def _filtered(x: Tensor, dim: int, new: int, step: float, is_cubic: bool) -> Tensor:
-    """One dim of an image in another size, by a filter as wide as a new pixel."""
-    n = x.shape[dim]
-    wide = max(step, 1.0)
-    reach = (2.0 if is_cubic else 1.0) * wide
-    centre = (torch.arange(new, dtype=torch.float32) + 0.5) * step
-    first = (centre - reach + 0.5).long().clamp(min=0).unsqueeze(1)
-    end = (centre + reach + 0.5).long().clamp(max=n).unsqueeze(1)
-    j = torch.arange(n, dtype=torch.float32)
-    apart = ((j + 0.5 - centre.unsqueeze(1)) / wide).abs()
-    weight = _cubic(apart, -0.5) if is_cubic else (1 - apart).clamp(min=0)
-    weight = torch.where((j >= first) & (j < end), weight, 0.0)
-    weight = weight / weight.sum(1, keepdim=True)
-    return (x.movedim(dim, -1) @ weight.t().to(x.dtype)).movedim(-1, dim)
-
-
-def _between(x: Tensor, dim: int, new: int, step: float, corners: bool, is_cubic: bool) -> Tensor:
-    """One dim of an image in another size, between two or four pixels."""
-    n = x.shape[dim]
-    i = torch.arange(new, dtype=torch.float32)
-    at = i * step if corners else (i + 0.5) * step - 0.5
-    if not is_cubic:
-        at = at.clamp(min=0)
-    low = at.floor()
-    part = at - low
-    made = torch.zeros((), dtype=x.dtype)
-    shape = [new] + [1] * (x.dim() - 1 - dim)
-    for k in range(4):
-        apart = (part - (k - 1)).abs()
-        weight = _cubic(apart, -0.75) if is_cubic else (1 - apart).clamp(min=0)
-        taken = x.index_select(dim, (low + (k - 1)).long().clamp(0, n - 1))
-        made = made + taken * weight.view(shape).to(x.dtype)
-    return made
-
-
-@_written("interpolate")
-def interpolate(
-    input: Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool = False,
-) -> Tensor:
-    """Images of other sizes: what the kernels of `ops/resampling` leave out."""
-    dims = input.dim() - 2
-    given = scale_factor if size is None else size
-    each: list[Any] = [given] * dims if isinstance(given, int | float) else list(given)
-    old = [input.shape[d + 2] for d in range(dims)]
-    new = [math.floor(n * s) if size is None else int(s) for n, s in zip(old, each, strict=False)]
-    if mode == "area" and dims == 1:
-        made = F.adaptive_avg_pool1d(input, new[0])
-    elif mode == "area" and dims == 2:
-        made = F.adaptive_avg_pool2d(input, (new[0], new[1]))
-    elif mode == "area":
-        made = F.adaptive_avg_pool3d(input, (new[0], new[1], new[2]))
-    else:
-        corners, is_cubic = align_corners is True, mode == "bicubic"
-        offset = 0.5 if mode == "nearest-exact" else 0.0
-        made = input
-        for d in range(dims):
-            step: float = old[d] / new[d]
-            if size is None and not recompute_scale_factor:
-                step = 1.0 / each[d]
-            if corners:
-                step = (old[d] - 1) / (new[d] - 1) if new[d] > 1 else 0.0
-            if mode in ("nearest", "nearest-exact"):
-                made = _nearest(made, d + 2, new[d], step, offset)
-            elif antialias:
-                made = _filtered(made, d + 2, new[d], step, is_cubic)
-            else:
-                made = _between(made, d + 2, new[d], step, corners, is_cubic)
-    return made
-
-
 # ---- small matrices ----------------------------------------------------------------------------
 
 
-@_written("logcumsumexp")
+@written("logcumsumexp")
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """The logarithms of running sums of exponentials."""
     rows = input.movedim(dim, 0)
     made = torch.empty_like(rows)
-    last = torch.full_like(rows[0], -math.inf)
+    last = torch.full(rows.shape[1:], -math.inf, dtype=rows.dtype)
     for k in range(rows.shape[0]):
         last = torch.logaddexp(last, rows[k])
         made[k] = last
     return made.movedim(0, dim)
 
 
-@_written("solve", "linalg_solve")
+@written("solve", "linalg_solve")
 def solve(A: Tensor, B: Tensor) -> Tensor:
     """The solution of A x = B by elimination; A: [N, N], B: [N] or [N, M]."""
     assert A.dim() == 2, "solve of one matrix"
@@ -453,13 +366,13 @@ def solve(A: Tensor, B: Tensor) -> Tensor:
     return made[:, 0] if is_vector else made
 
 
-@_written("inv", "inverse", "linalg_inv")
+@written("inv", "inverse", "linalg_inv")
 def inverse(A: Tensor) -> Tensor:
     """The inverse of a matrix."""
     return solve(A, torch.eye(A.shape[0], dtype=A.dtype))
 
 
-@_written("cholesky", "linalg_cholesky")
+@written("cholesky", "linalg_cholesky")
 def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     """The lower triangle whose product with its transpose is A."""
     assert A.dim() == 2, "cholesky of one matrix"

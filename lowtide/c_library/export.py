@@ -23,7 +23,8 @@ from lowtide.api.script import script
 from lowtide.api.script_function import ScriptFunction
 from lowtide.api.script_module import ScriptModule
 from lowtide.c_library import exported_program
-from lowtide.c_library.gather import Entry, gathered, results_of
+from lowtide.c_library.expected import results_of
+from lowtide.c_library.gather import Entry, gathered
 from lowtide.c_library.regions import KernelTexts
 from lowtide.c_library.self_test import self_test
 from lowtide.c_library.sets import SETS, each_set

@@ -46,12 +46,11 @@ from lowtide.c_library.words import FREE, TAKEN
 from lowtide.codegen.host import region as host
 from lowtide.compiler import simplified
 from lowtide.errors import ExportError
-from lowtide.execute.driver import Driver
 from lowtide.ir.core import Block, Function, Op, Value
 from lowtide.ir.dtypes import DType
 from lowtide.ir.literals import is_literal
 from lowtide.specialise.region_boundaries import static_reason
-from lowtide.specialise.signature import LARGE, SMALL, Ineligible, size_symbol
+from lowtide.specialise.signature import LARGE, SMALL, size_symbol
 from lowtide.texpr.index import Index, as_index
 from lowtide.torch_private.pytree import leaves
 
@@ -147,23 +146,13 @@ def gathered(
     """Return what the C function is made of, without what it gives. `state`: keys of state that
     other functions of the library have; those of this one are added. Raises ExportError."""
     driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
-    values = [_contiguous(v) for v in values]
-    function, values, given = _with_constants(driver.function, values, state)
+    values = [contiguous(v) for v in values]
+    function, values, given = with_constants(driver.function, values, state)
     found = Settings(state=state)
     with torch.no_grad(), config.override(products="kernels", kernels_only=True):
         return _with_fewest_gaps(lambda: _Printed(
             name, function, values, given, kernels, found, upper, choice
         ), found)  # fmt: skip
-
-
-def results_of(compiled: Any, args: Sequence[Any], state: set[str]) -> tuple[Any, ...]:
-    """Return what the program gives in this process for the example, flat. `state`: keys of all
-    state that the library has."""
-    driver, values = compiled.resolve(compiled.bind(tuple(args), {}))
-    values = [_contiguous(v) for v in values]
-    function, values, given = _with_constants(driver.function, values, state)
-    with torch.no_grad(), config.override(products="kernels"):
-        return tuple(_flat(_called(function, values, given, state)))
 
 
 def _with_fewest_gaps(make: Callable[[], _Printed], found: Settings) -> Entry:
@@ -194,49 +183,23 @@ def _settled(make: Callable[[], _Printed], found: Settings) -> Entry:
     raise AssertionError("the sizes of an exported function do not settle")
 
 
-def _contiguous(v: Any) -> Any:
+def contiguous(v: Any) -> Any:
+    """Return the value with contiguous tensors."""
     if isinstance(v, torch.Tensor):
         return v.detach().contiguous()
     if type(v) in (list, tuple):
-        return type(v)(_contiguous(e) for e in v)
+        return type(v)(contiguous(e) for e in v)
+    if type(v) is dict:
+        return {k: contiguous(e) for k, e in cast("Mapping[Any, Any]", v).items()}
     return v
 
 
-def _called(function: Function, values: Sequence[Any], given: int, state: set[str]) -> Any:
-    """Return what the program gives in this process for the example; the module stays as it is."""
-    rows = list(zip(function.captures, values[given:], strict=True))
-    held: list[tuple[Any, str, Any, Any]] = []
-    for key in state:
-        *path, name = key.split(".")
-        for prefix, thing in rows:
-            start = prefix.split(".") if prefix else []
-            if is_literal(thing) or isinstance(thing, torch.Tensor) or path[: len(start)] != start:
-                continue
-            owner = thing
-            for part in path[len(start) :]:
-                owner = getattr(owner, part, None)
-            old = getattr(owner, name, None)
-            held.append((owner, name, old, old.clone() if isinstance(old, torch.Tensor) else old))
-            break
-    mine = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
-    driver = Driver(function)
-    try:
-        return driver(mine)
-    except Ineligible:  # tensors of a type that kernels do not have
-        return driver.run_eager(mine)
-    finally:
-        for owner, name, old, copy in held:
-            if isinstance(old, torch.Tensor):
-                old.copy_(copy)
-            setattr(owner, name, old)
-
-
-def _flat(x: Any) -> Iterator[Any]:
+def flat(x: Any) -> Iterator[Any]:
     """Return the values that C returns: all but None and strings."""
     return (e for e in leaves(x) if e is not None and not isinstance(e, str))
 
 
-def _with_constants(
+def with_constants(
     function: Function, values: Sequence[Any], state: set[str]
 ) -> tuple[Function, list[Any], int]:
     """Return the function with constants for numbers that it captures, and for flags and strings
@@ -268,6 +231,8 @@ def _with_constants(
 def _is_of_tensors(x: Any) -> bool:
     if isinstance(x, tuple | list):
         return all(map(_is_of_tensors, cast("Sequence[Any]", x)))
+    if type(x) is dict:
+        return all(map(_is_of_tensors, cast("Mapping[Any, Any]", x).values()))
     return isinstance(x, torch.Tensor) and of_torch(x.dtype) is not None
 
 
@@ -362,11 +327,14 @@ class _Printed:
         return name
 
     def argument(self, name: str, shown: str, value: Any) -> object:
-        """Return an argument's value in the body; a list is one argument for each tensor."""
+        """Return an argument's value in the body; a list or dict is one for each tensor."""
         if isinstance(value, tuple | list):
             elems = enumerate(cast("Sequence[Any]", value))
             made = [self.argument(f"{name}_{k}", f"{shown}[{k}]", e) for k, e in elems]
             return tuple(made) if isinstance(value, tuple) else made
+        if type(value) is dict:
+            rows = cast("Mapping[str, Any]", value).items()
+            return {k: self.argument(f"{name}_{k}", f"{shown}['{k}']", e) for k, e in rows}
         label = self.label(name)
         if isinstance(value, torch.Tensor):
             sizes = [self.size(n, f"{shown}.shape[{d}]", "v") for d, n in enumerate(value.shape)]
@@ -546,7 +514,7 @@ class _Printed:
         made: list[Argument] = []
         lines = walker.lines
         self.frame.tick += 1
-        for k, x in enumerate(_flat(found)):
+        for k, x in enumerate(flat(found)):
             name = f"out{k}"
             if x is MISSING:
                 raise ExportError([(self.function.loc, "it returns what is not always made")])

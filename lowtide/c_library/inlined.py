@@ -19,11 +19,12 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.api.script import script
-from lowtide.c_library import composed, tensor_ops
+from lowtide.c_library import composed, composed_images, tensor_ops
 from lowtide.c_library.answers import answered
 from lowtide.c_library.flow import BROKEN, Env, Flow
 from lowtide.c_library.regions import concrete
 from lowtide.c_library.values import NARROW, Refused, Tensor, c_int, of_torch
+from lowtide.c_library.written import op_written
 from lowtide.codegen.host.c_driver import CTYPES
 from lowtide.compiler import simplified
 from lowtide.execute.block_plan import BlockPlan
@@ -35,6 +36,7 @@ from lowtide.texpr.index import product
 from lowtide.torch_private.pytree import leaves
 
 _MOST_DEPTH: Final = 4
+_MODULES: Final = (composed, composed_images)  # which fill the table
 _LITERALS: Final = (bool, int, float, str, torch.dtype)
 
 
@@ -54,7 +56,7 @@ class Inlined(Flow):
         """Print the function that expresses an op; return its results, None if no function fits.
         Raises Refused."""
         target = str(op.attrs.get("target", op.name))
-        written = composed.found(target)
+        written = op_written(target)
         if written is None or self.depth >= _MOST_DEPTH:
             return None
         bound = _bound(written, op, given)

@@ -353,7 +353,7 @@ class Library:
             yield f"if ({name} != {_long_int(value)}) return {upper}_BAD_SIZE;"
         for a in (*given(e), *e.outputs):
             if a.kind == "tensor":
-                empty = f"({c_index(product(a.shape))}) == 0"
+                empty = f"({c_index(product(a.shape))}) <= 0"
                 size = a.dtype.itemsize if a.dtype is not None else 1
                 is_bad = f"!{a.name} || (uintptr_t){a.name} % {size}"
                 yield f"if (!({empty}) && ({is_bad})) return {upper}_NULL;"

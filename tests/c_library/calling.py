@@ -62,6 +62,8 @@ class Library:
             for g, a in zip(f.inputs, _numeric(flat, f), strict=True)
         ]
         symbols = _symbols(f, given)
+        if any(symbols.get(n, n) != (int(n) if n.isdigit() else symbols[n]) for n in symbols):
+            return BAD_SIZE, []  # a constant of the program is another one
         sizes = [symbols[s.symbol] for s in f.sizes]
         shapes = self.shapes(f, sizes)
         if shapes is None:
