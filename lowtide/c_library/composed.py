@@ -254,6 +254,16 @@ def index_put(
     return flat.index_add(0, place.view(-1), rows).view(input.shape)
 
 
+@written("index_copy", "index_copy_")
+def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """The tensor with rows of another one."""
+    size = input.shape[dim]
+    assert bool(((index >= 0) & (index < size)).all()), "index_copy: an index out of range"
+    rows = input.movedim(dim, 0).clone()
+    rows[index] = source.movedim(dim, 0)
+    return rows.movedim(0, dim)
+
+
 @written("scatter_reduce", "scatter_reduce_")
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool = True

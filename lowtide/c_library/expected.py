@@ -1,4 +1,4 @@
-"""What a program gives in this process for the example of its export, for the self-test.
+"""Runs a program in this process on the example of its export, for the self-test.
 
 In: the compiled function or method, its arguments. Out: its results, flat; the module stays as it
 is.

@@ -37,6 +37,7 @@ from lowtide.runtime import toolchain
 
 _CONSTANT_BYTES: Final = 100_000  # of weights, up to which they are constants of the C
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,40}", re.ASCII)
+_TAKEN: Final = re.compile(r"pool|task|weights\w*|state\w*|status|strerror")  # by the header
 _LIMIT_S: Final = 600
 # Without tables for exceptions, which C does not raise, without symbols, without gaps.
 _SHORT: Final = ("-fno-asynchronous-unwind-tables", "-fno-align-functions", "-fno-ident")
@@ -190,14 +191,15 @@ def _without_wrapper(m: Any) -> Any:
 def _methods(m: Any, given: Any, choice: Choice) -> dict[str, tuple[Any, Any]]:
     """Return by name each compiled method and its example arguments."""
     if isinstance(m, ScriptFunction):
-        return {m.__name__ if _NAME.fullmatch(m.__name__) else "forward": (m, given)}
+        name = m.__name__ if _NAME.fullmatch(m.__name__) else "forward"
+        return {_free(name): (m, given)}
     if isinstance(m, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return _methods(script(cast("Any", m)), given, choice)
     if isinstance(m, ScriptModule):
         rows: dict[str, Any] = {"forward": given}
         if isinstance(given, Mapping):
             rows = dict(cast("Mapping[str, Any]", given))
-        return {k: (getattr(m, k), args) for k, args in rows.items()}
+        return {_free(k): (getattr(m, k), args) for k, args in rows.items()}
     if not (callable(m) or isinstance(m, torch.export.ExportedProgram)):
         raise CompileError(
             f"export_c() takes a function, a module or a program, not a {type(m).__name__}",
@@ -213,6 +215,11 @@ def _methods(m: Any, given: Any, choice: Choice) -> dict[str, tuple[Any, Any]]:
     found = exported_program.compiled(m, args)
     choice.fixed, choice.ranges = found.fixed, found.ranges
     return {"forward": (found.module.forward, found.arguments)}
+
+
+def _free(name: str) -> str:
+    """Return a name that the header does not have already."""
+    return f"{name}_" if _TAKEN.fullmatch(name) else name
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:

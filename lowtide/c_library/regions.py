@@ -569,9 +569,12 @@ class _Leaf:
 
 
 def raise_unwritable(x: Tensor) -> None:
-    """Raise Again if the tensor is the module's, Refused if it is the caller's."""
+    """Raise Again if the tensor is the module's, Refused if it is the caller's, or the copy of an
+    attribute that the program assigns."""
     if isinstance(x.family, str):
         raise Again(state=[x.family])
+    if x.piece is not None:
+        raise Refused("changes an attribute that is assigned, in place; write `a = a + b` for +=")
     raise Refused("writes into a tensor that it is given; return the new value")
 
 

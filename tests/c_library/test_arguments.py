@@ -114,6 +114,16 @@ def test_the_c_is_taken(program: Any, args: Any, tmp_path: Path) -> None:
     assert "largest difference 0\n" in lt.export_c(lt.script(program), tmp_path, args).selftest()
 
 
+def pool(x: Tensor) -> Tensor:
+    return x.mean(0)
+
+
+def test_a_function_is_named_like_a_type_of_the_header(tmp_path: Path) -> None:
+    found = lt.export_c(lt.script(pool), tmp_path, (torch.randn(40, 5),))
+    assert found.functions == ("model_pool_",)
+    assert "largest difference 0\n" in found.selftest()
+
+
 def test_complex_tensors_have_no_c(tmp_path: Path) -> None:
     with pytest.raises(lt.ExportError, match="complex64"):
         lt.export_c(lt.script(product), tmp_path, (torch.randn(40, 40, dtype=torch.complex64),) * 2)

@@ -82,10 +82,30 @@ def frames(n: int) -> list[Tensor]:
     return [torch.randn(n, generator=generator) for _ in range(9)]
 
 
+class Copied(nn.Module):
+    """A cache as transformers write it: by index_copy_, at a place that is a tensor."""
+
+    keys: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 12, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(1, self.place, x.view(2, 1, 4))
+        self.place.add_(1)
+        hidden = torch.arange(12) >= self.place
+        scores = (self.keys @ x.view(2, 4, 1)).squeeze(2).masked_fill(hidden, -torch.inf)
+        return (scores.softmax(-1)[:, None] @ self.keys).view(8)
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[Tensor]]] = {
     "denoiser": (Denoiser, [x[None] for x in frames(8)]),
     "cache": (Cache, frames(16)),
     "average": (Average, frames(6)),
+    "copied": (Copied, frames(8)),
 }
 
 
@@ -161,9 +181,22 @@ class Noted(nn.Module):
         return x * 2
 
 
+class Added(nn.Module):
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("place", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.place += 1
+        return x * self.place
+
+
 @pytest.mark.parametrize(
     ("make", "args", "words"),
     [
+        (Added, (torch.rand(4),), "write `a = a \\+ b`"),
         (Grown, (torch.rand(1, 4),), "changes the size of an attribute; preallocate"),
         (Noted, (torch.rand(4), torch.rand(4)), "writes into a tensor that it is given"),
     ],
