@@ -10,6 +10,7 @@ blocks.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 # Needs ipykernel and nbclient: pip install 'lowtide[docs]'.
 KERNEL = "python3"
+NEEDS = {"dask.md": "distributed", "cubed.md": "cubed"}  # packages of other extras
 _FENCED = re.compile(r"^```(\w+)\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 _SELF = re.compile(r"^\*This page is also a .*\*\n\n?", re.MULTILINE)
 
@@ -87,6 +89,10 @@ def main() -> int:
         path = page.with_suffix(".ipynb")
         if options.write:
             path.write_text(notebook_text(page.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
+        needed = NEEDS.get(page.name)
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            print(f"left out {path.name}: {needed} is not installed")
             continue
         begun = time.monotonic()
         error = run(path)
