@@ -5,7 +5,7 @@ In: a program, its calls, its exported library. Out: an `Agreement`.
 The unit is one step of float32 at a result's largest value. Errors are those beside PyTorch in
 float64. Rounding alone gives eager PyTorch an error, too; where one sample of it is small, others
 are drawn (`tests/fuzz/rounding`). C may have four times as much, and four steps at least. Whole
-numbers must be the same.
+numbers must be the same, unless rounding decides them: then four times as many may differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.c_library.calling import OK, Library
 from tests.fuzz.rounding import Rounding
 
 _FACTOR: Final = 4
-_SAMPLES: Final = 5
+_SAMPLES: Final = 2
 
 
 @dataclass(kw_only=True)
@@ -63,24 +63,25 @@ def agreement(
         usual = _results(eager, args)
         with config.override(products="kernels", kernels_only=True):
             own = _results(kernels, args)
-        theirs = _results(products, args)
+        library_results = _results(products, args)
         right = usual if exact is None else _exact_results(exact, args)
         for j, c in enumerate(found):
             unit = _step(right[j])
             error, eager_error = (distance(x[j], right[j], unit) for x in (found, usual))
             made.c_steps = max(made.c_steps, error)
             made.own_steps = max(made.own_steps, distance(c, own[j], unit))
-            made.library_steps = max(made.library_steps, distance(c, theirs[j], unit))
+            made.library_steps = max(made.library_steps, distance(c, library_results[j], unit))
             if not right[j].is_floating_point():
-                is_right = torch.equal(c, usual[j].contiguous())
+                wrong, theirs_wrong = (_unequal(x[j], right[j]) for x in (found, usual))
+                is_right = torch.equal(c, usual[j]) or wrong <= _FACTOR * theirs_wrong
             else:
                 if not error <= _FACTOR * max(eager_error, 1):
                     eager_error = max(eager_error, _rounding(make(), args, j, right[j], unit))
                 made.eager_steps = max(made.eager_steps, eager_error)
                 is_right = error <= _FACTOR * max(eager_error, 1)
             if not is_right:
-                wrong = f"{error:.3g} steps, rounding gives {eager_error:.3g}"
-                made.problem = f"call {made.calls}, result {j}: {wrong}"
+                apart = f"{error:.3g} steps, rounding gives {eager_error:.3g}"
+                made.problem = f"call {made.calls}, result {j}: {apart}"
                 return made
         made.calls += 1
     return made
@@ -134,6 +135,10 @@ def _step(x: Tensor) -> float:
     finite = x[x.isfinite()].abs()
     most = float(finite.max()) if finite.numel() else 0.0
     return max(most, 1e-30) * torch.finfo(torch.float32).eps
+
+
+def _unequal(a: Tensor, b: Tensor) -> float:
+    return float((a != b).sum()) if a.shape == b.shape else float("inf")
 
 
 def distance(a: Tensor, b: Tensor, unit: float) -> float:

@@ -131,13 +131,18 @@ def detector() -> nn.Module:
     return torch.jit.load(str(file))._model.eval()
 
 
-def _zoo(name: str, *others: tuple[Tensor, ...]) -> Deployed:
+def _zoo(name: str, *others: tuple[Tensor, ...], **sizes: int) -> Deployed:
+    """A model of the zoo. `sizes`: dims that are constants, as x0 for x.shape[0]."""
     model = model_zoo.MODELS[name]
 
     def made() -> nn.Module:
         return model.make().eval()
 
-    return Deployed(make=made, calls=lambda: [model.inputs(), model.inputs(), *others])
+    return Deployed(
+        make=made,
+        calls=lambda: [model.inputs(), model.inputs(), *others],
+        sizes={f"{k[:-1]}.shape[{k[-1]}]": n for k, n in sizes.items()} or None,
+    )
 
 
 def _image(make: Callable[[], nn.Module]) -> Deployed:
@@ -172,8 +177,11 @@ MODELS: Mapping[str, Deployed] = {
     "ResNet-18, 224 × 224": _image(resnet18),
     "MobileNetV2, 224 × 224": _image(mobilenet),
     "U-Net": _zoo("U-Net", (torch.randn(2, 3, 48, 80),)),
+    "U-Net of fixed size": _zoo("U-Net", x2=64, x3=64),
     "ViT": _zoo("ViT"),
+    "ViT of fixed size": _zoo("ViT", x2=64, x3=64),
     "BERT, 4 layers": _zoo("BERT"),
+    "BERT of fixed size": _zoo("BERT", tokens1=128),
     "GPT-2, 4 layers, a token": Deployed(
         make=lambda: Scores(1000, 256, 8, 4, 128).eval(),
         calls=lambda: [(torch.tensor(k * 37 % 1000),) for k in range(100)],
