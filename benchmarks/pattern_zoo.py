@@ -232,6 +232,29 @@ def per_image(boxes: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     return tuple(c[i].amin(0) for i, c in enumerate(cost.split(targets.shape[1], -1)))
 
 
+def spread(x: Tensor) -> Tensor:
+    """The energy of points on a sphere."""
+    return F.pdist(F.normalize(x)).reciprocal().sum()
+
+
+def redundancy(x: Tensor) -> Tensor:
+    """How much features repeat each other."""
+    c = torch.corrcoef(x.T)
+    return (c.square().sum() - c.diagonal().square().sum()) / c.shape[0]
+
+
+def each_pair_once(x: Tensor) -> Tensor:
+    i, j = torch.triu_indices(x.shape[0], x.shape[0], 1)
+    return torch.exp(-(x[i] - x[j]).square().sum(-1)).mean()
+
+
+def printed_between(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    if d.amin().item() < 0:
+        print("negative")
+    return d.amin(1).mean()
+
+
 _PAIRS = _points((4000, 3), (3000, 3))
 
 PATTERNS = (
@@ -386,5 +409,32 @@ PATTERNS = (
         call=forces,
         inputs=_points((3400, 3)),
         is_training=True,
+    ),
+    Pattern(
+        name="pdist",
+        source="points on a sphere",
+        call=spread,
+        inputs=_points((4900, 3)),
+        is_training=True,
+    ),
+    Pattern(
+        name="corrcoef",
+        source="redundancy of features",
+        call=redundancy,
+        inputs=_points((256, 3400)),
+        is_training=True,
+    ),
+    Pattern(
+        name="each pair once",
+        source="uniformity losses",
+        call=each_pair_once,
+        inputs=_points((2900, 3)),
+        is_training=True,
+    ),
+    Pattern(
+        name="a number between",
+        source="checks of distances",
+        call=printed_between,
+        inputs=_points((4000, 3), (3000, 3)),
     ),
 )
