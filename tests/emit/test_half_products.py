@@ -128,7 +128,7 @@ def test_the_library_adds_a_bias() -> None:
     assert text.count("matmul(") == 2
     assert text.count(", bias ") == 1
     assert print_host(parse_host(text)) == text
-    for fn in (column, matrix, by_columns, in_parts):
+    for fn in (column, matrix, by_columns):
         b, x, w = torch.ones(192), torch.ones(192, 64), torch.ones(64, 48)
         assert ", bias " in host_program(fn, *(t.bfloat16() for t in (b, x, w)))
 
