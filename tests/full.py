@@ -74,6 +74,7 @@ PARTS = (
     ),
     Part(name="fuzz-c-library", arguments=("-m", "tests.fuzz.c_library", "--rounds", "20000")),
     Part(name="packages", arguments=("-m", "tests.packages")),
+    Part(name="versions", arguments=("-m", "tests.versions")),
     Part(
         name="notebooks",
         arguments=("-m", "tests.docs.notebooks"),
