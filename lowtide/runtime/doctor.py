@@ -22,6 +22,7 @@ from lowtide.errors import LowtideError
 from lowtide.runtime import abi, block_kernels, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
+_TORCH_BELOW: tuple[int, int] = (2, 14)  # whose autograd functions Lowtide cannot read yet
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _GPU_DRIVER = "/proc/driver/nvidia/version"  # exists if NVIDIA's driver is loaded
 
@@ -103,8 +104,9 @@ def _torch() -> Check:
 
     numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version: tuple[int, int] = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    ok = version >= _TORCH_AT_LEAST
-    remedy = "" if ok else f"`pip install 'torch>={_TORCH_AT_LEAST[0]}.{_TORCH_AT_LEAST[1]}'`"
+    ok = _TORCH_AT_LEAST <= version < _TORCH_BELOW
+    least, below = (".".join(map(str, v)) for v in (_TORCH_AT_LEAST, _TORCH_BELOW))
+    remedy = "" if ok else f"`pip install 'torch>={least},<{below}'`"
     return Check(name="torch", ok=ok, detail=torch.__version__, remedy=remedy)
 
 
@@ -155,7 +157,7 @@ def _threads() -> Check:
         name="threads",
         ok=False,
         detail="this PyTorch does not export torch_parallel_for: kernels run on one thread",
-        remedy="`pip install 'torch>=2.11'`",
+        remedy="`pip install 'torch>=2.11,<2.14'`",
     )
 
 
