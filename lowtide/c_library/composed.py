@@ -184,36 +184,31 @@ def diff(input: Tensor, n: int = 1, dim: int = -1) -> Tensor:
     return x.movedim(0, dim)
 
 
-@written("cummax")
-def cummax(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The largest value so far and its place, the last of equal ones; NaN from the first one on."""
+def _running(input: Tensor, dim: int, is_max: bool) -> tuple[Tensor, Tensor]:
+    """Return the extreme so far and its place, the last of equal ones; NaN from the first on."""
     rows = input.movedim(dim, 0)
     values, places = torch.empty_like(rows), torch.zeros(rows.shape, dtype=torch.int64)
     last = torch.zeros(rows.shape[1:], dtype=rows.dtype)
     at = torch.zeros(rows.shape[1:], dtype=torch.int64)
     for k in range(rows.shape[0]):
         x = rows[k]
-        is_new = (x != x) | (x >= last) | (at + k == 0)
+        is_new = (x != x) | (x >= last if is_max else x <= last) | (at + k == 0)
         last, at = torch.where(is_new, x, last), torch.where(is_new, k, at)
         values[k] = last
         places[k] = at
     return values.movedim(0, dim), places.movedim(0, dim)
+
+
+@written("cummax")
+def cummax(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest value so far and its place."""
+    return _running(input, dim, True)
 
 
 @written("cummin")
 def cummin(input: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The least value so far and its place."""
-    rows = input.movedim(dim, 0)
-    values, places = torch.empty_like(rows), torch.zeros(rows.shape, dtype=torch.int64)
-    last = torch.zeros(rows.shape[1:], dtype=rows.dtype)
-    at = torch.zeros(rows.shape[1:], dtype=torch.int64)
-    for k in range(rows.shape[0]):
-        x = rows[k]
-        is_new = (x != x) | (x <= last) | (at + k == 0)
-        last, at = torch.where(is_new, x, last), torch.where(is_new, k, at)
-        values[k] = last
-        places[k] = at
-    return values.movedim(0, dim), places.movedim(0, dim)
+    return _running(input, dim, False)
 
 
 @written("histc")
