@@ -48,7 +48,7 @@ def test_torch_is_pinned_to_one_version_everywhere() -> None:
     """But for the build with CUDA, which is the oldest that is supported."""
     project, dev = (ROOT / "pyproject.toml").read_text(), (ROOT / "dev").read_text()
     pins = re.findall(r"torch==[\d.]+", project + dev)
-    (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
+    (oldest,) = re.findall(r'"torch>=([\d.]+)[",]', project)
     (with_cuda,) = re.findall(r'CUDA_PACKAGES=\("(torch==[\d.]+)"', dev)
     assert with_cuda == f"torch=={oldest}.0"
     pins.remove(with_cuda)
