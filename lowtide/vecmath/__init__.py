@@ -34,8 +34,8 @@ NAMES: dict[str, Snippet] = {s.name: s for module in _MODULES for s in module.SN
 # A horizontal fold runs once after a loop, where a call is cheap. Inlined, it is slow to compile.
 _CALLED = frozenset(n for n in NAMES if n.startswith(("hsum", "hprod", "hmin", "hmax", "hfast")))
 
-MOST_INLINED: Final = 100_000  # characters of inlined C in a kernel: about 20 calls of exp
 LEAST_CALLED: Final = 2_000  # characters: a shorter function costs less than a call
+MOST_INLINED: Final = 130_000  # characters of longer ones in a kernel: about 20 calls of exp
 
 _WORD = re.compile(r"\b[a-z]\w*\b")
 _VECTOR = re.compile(r"\b([fiu]\d+)v(_u)?\b")
@@ -60,10 +60,11 @@ def _better_called(kernel: str, layout: Layout) -> set[str]:
     as it takes to make it short enough."""
     sites = Counter(w for w in _WORD.findall(kernel) if w in NAMES)
     found: set[str] = set()
-    lengths = {name: n * _inlined_size(name, layout) for name, n in sites.items()}
+    sizes = {name: _inlined_size(name, layout) for name in sites}
+    lengths = {name: n * sizes[name] for name, n in sites.items() if sizes[name] >= LEAST_CALLED}
     total = sum(lengths.values())
     for name in sorted(lengths, key=lambda n: (-lengths[n], n)):
-        if total > MOST_INLINED and _inlined_size(name, layout) >= LEAST_CALLED:
+        if total > MOST_INLINED:
             found.add(name)
             total -= lengths[name]
     return found
