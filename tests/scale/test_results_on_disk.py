@@ -157,18 +157,25 @@ from pathlib import Path
 from lowtide.scale import record
 from tests.scale.test_results_on_disk import arrays, place, similar
 record._SECONDS = 0.0
+torch.set_num_threads({torch.get_num_threads()})  # chunks depend on it
 folder = Path({str(tmp_path)!r})
 a, b = arrays(folder)
 def die(done, tasks):
     if done == 4: os.kill(os.getpid(), 9)
+print(lt.plan_chunks(similar, a, b, budget=300_000, out=place(folder)), flush=True)
 lt.map_chunks(similar, a, b, budget=300_000, out=place(folder), progress=die)
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=300, check=False)
-    assert done.returncode == -9
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=300, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == -9, done.stderr
+    record = json.loads((tmp_path / "out.bin.lowtide.json").read_text())
+    assert len(record["complete"]) == 4
     a, b = arrays(tmp_path)
     out = np.memmap(tmp_path / "out.bin", dtype="float32", mode="r+", shape=(700, 500))
-    tasks = lt.plan_chunks(similar, a, b, budget=300_000, out=out).tasks
-    assert resumed(a, b, out) == tasks - 4
+    plan = lt.plan_chunks(similar, a, b, budget=300_000, out=out)
+    assert str(plan) == done.stdout.strip()
+    assert resumed(a, b, out) == plan.tasks - 4
     torch.testing.assert_close(torch.from_numpy(np.array(out)), similar(*plain(a, b)))
 
 
