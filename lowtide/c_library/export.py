@@ -298,7 +298,7 @@ project({n} C)
 option({upper}_NATIVE "compile for this machine alone" OFF)
 set(CMAKE_C_STANDARD 99)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(FLAGS -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv
+set(FLAGS -O2 -fno-fast-math -ffp-contract=off -fno-math-errno -fno-trapping-math -fwrapv
   -fno-strict-aliasing -fno-delete-null-pointer-checks -fno-asynchronous-unwind-tables)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT {upper}_NATIVE)
   # one library for all machines: it chooses its instruction set at run time

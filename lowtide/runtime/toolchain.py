@@ -37,6 +37,7 @@ OPTIMIZE = "-O2"
 _FLAGS = (
     "-std=gnu11",
     OPTIMIZE,
+    "-fno-fast-math",  # the default of some compilers; before the flags that relax a part of it
     "-ffp-contract=off",  # a*b+c rounds twice, as in PyTorch; kernels call fma explicitly
     "-fno-math-errno",
     "-fno-trapping-math",

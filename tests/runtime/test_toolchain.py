@@ -69,6 +69,22 @@ def test_the_probe_tells_flags_apart(cache_dir: Path, flag: str, words: str):
     assert re.search(words, fault)
 
 
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("-ffinite-math-only", "NaN for impossible"), ("-fassociative-math", "in another order")],
+)
+def test_fast_math_of_a_wrapper_is_found(cache_dir: Path, flag: str, words: str):
+    found = toolchain.compiler()
+    flags = [*found.flags, flag, "-fno-signed-zeros", "-fno-trapping-math"]
+    (fault,) = toolchain.probe_faults(found.command, flags)
+    assert words in fault
+
+
+def test_fast_math_in_the_command_of_the_compiler_has_no_effect(cache_dir: Path):
+    found = toolchain.compiler()
+    assert toolchain.probe_faults([*found.command, "-ffast-math"], found.flags) == ()
+
+
 def test_a_compiler_that_fails_the_probe_is_refused(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
