@@ -75,7 +75,8 @@ def pays(
     elif leaves_few(before, common, limits.strides, hints, limits.tasks):
         return False
     return _worth_it(full, common, hints, limits) and not any(
-        _is_computed_twice(d, full, common, hints, limits.stored) for d in full.values()
+        _is_computed_twice(d, full, common, hints) and _stays_apart(d, before, hints, limits.stored)
+        for d in full.values()
     )
 
 
@@ -196,17 +197,13 @@ def _spreads(
 
 
 def _is_computed_twice(
-    d: Def,
-    defs: Mapping[str, Def],
-    common: list[Axis],
-    hints: Mapping[str, int],
-    stored: int,
+    d: Def, defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Return whether a sweep that waits for sums over a long product would compute that product
     twice.
 
     In layer_norm(x @ w), the product is better stored. A tile with a whole row of it needs no
-    second sweep. A product larger than `stored` is computed twice rather than stored.
+    second sweep.
     """
     swept = set(own_axes(d)) - set(common)
     if not d.is_contraction or not swept:
@@ -218,10 +215,32 @@ def _is_computed_twice(
         return False
     readers = list(_readers(d, defs))
     first = {u.name for u in readers if swept & set(reduced_axes(u))}
-    if not first or elements(d.shape, hints) > stored:
+    if not first:
         return False
-    rescaled_maxima = rescaled({n: u for n, u in defs.items() if n in first}, lambda _: True)
+    sums = {n: u for n, u in defs.items() if n in first}
+    rescaled_maxima = rescaled(sums, lambda u: None if _is_read_in_tiles(u, defs, common) else True)
     return any(waits(u, first, defs, rescaled_maxima) for u in readers)
+
+
+def _stays_apart(
+    d: Def, before: Sequence[Mapping[str, Def]], hints: Mapping[str, int], stored: int
+) -> bool:
+    """Return whether two kernels are better than one that computes the product twice: if it may be
+    stored, or one of them computes it once and the other does not read it, as the layer behind an
+    attention does not read its scores."""
+    if elements(d.shape, hints) <= stored:
+        return True
+    own, other = before if d.name in before[0] else (before[1], before[0])
+    if any(d.name in sources(u) for u in other.values()):
+        return False
+    return not _is_computed_twice(d, own, common_axes(own, consumed(own)), hints)
+
+
+def _is_read_in_tiles(d: Def, defs: Mapping[str, Def], common: list[Axis]) -> bool:
+    """Return whether a member reduces an axis that the value has: it is computed where that reads
+    it, one tile at a time, and follows no running maximum."""
+    swept = set(own_axes(d)) - set(common)
+    return any(swept & set(reduced_axes(u)) for u in defs.values() if d.name in sources(u))
 
 
 def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
