@@ -29,6 +29,7 @@ from lowtide.texpr.index import (
     as_index,
     deep_atoms,
     exact_division,
+    from_terms,
     gather,
     numbered_axis,
 )
@@ -314,6 +315,11 @@ class Builder:
             return d != 0 and n % d == 0
         if exact_division(num, den) is not None:
             return True
+        if len(den.terms) == 1 and den.terms[0][0]:  # sizes that cancel need not be constants
+            ((sizes, count),) = den.terms
+            rest = exact_division(num, from_terms([(sizes, 1)]))
+            if rest is not None:
+                return self.divides(count, rest)
         raise NeedConst(symbols(num) | symbols(den))
 
     def static_int(self, value: object) -> int:

@@ -40,6 +40,20 @@ def test_a_new_size_compiles_nothing() -> None:
     assert compiles(lambda: close(f(x[:40], x[20:]), pairs(x[:40], x[20:]))) == 0
 
 
+def heads(x, w):
+    b, n, _ = x.shape
+    return (x @ w).view(b, n, 3, 4, -1).square().sum(2)
+
+
+def test_what_cancels_in_a_shape_stays_a_symbol() -> None:
+    f, w = lt.script(heads), torch.rand(16, 96)
+    counts: list[int] = []
+    for n in (100, 90, 70, 128):
+        x = torch.rand(3, n, 16)
+        counts.append(compiles(lambda x=x: close(f(x, w), heads(x, w))))
+    assert counts == [1, 0, 0, 0]
+
+
 def test_small_sizes_down_to_none() -> None:
     f = lt.script(pairs)
     for n, m in ((1, 1), (1, 40), (40, 1), (2, 3), (0, 40)):
