@@ -9,6 +9,7 @@ In: nodes and example values of a captured graph. Out: plain Python facts.
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
 import inspect
 import os
@@ -155,6 +156,34 @@ def go_on_at_floats() -> None:
             mode.allow_scalar_outputs = before
 
     variable.method_item = captured
+    methods: dict[str, Any] = getattr(variable, "tp_methods", {})  # from PyTorch 2.14 on
+    if "item" in methods:
+        methods["item"] = dataclasses.replace(methods["item"], handler=captured)
+        _end_at_text()
+
+
+def _end_at_text() -> None:
+    """Make captures for Lowtide end a graph at `float(text)` and `int(text)` of a text with a float
+    that the graph computes, such as `float(f"{s:.3f}")`. PyTorch 2.14 raises an error there."""
+    from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
+    from torch._dynamo.variables.builtin import BuiltinVariable
+
+    def ending(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(self, tx, *args, **kwargs)
+            except AsPythonConstantNotImplementedError:
+                if _is_ours(tx):
+                    return None  # the caller's word for what it does not know
+                raise
+
+        return call
+
+    variable: Any = BuiltinVariable
+    for name in ("call_float", "call_int"):
+        setattr(variable, name, ending(getattr(variable, name)))
+    variable.call_function_handler_cache.clear()  # bound methods of before
 
 
 def check_hooks() -> None:
