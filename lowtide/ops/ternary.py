@@ -21,6 +21,8 @@ from lowtide.ops.operands import (
 )
 from lowtide.ops.registry import op
 from lowtide.texpr.build import Builder, Unsupported, Val
+from lowtide.texpr.derivatives import HALVED_CLAMP
+from lowtide.torch_private.autograd import HALVES_AT_LIMITS
 
 # ---- ternary ----------------------------------------------------------------------------------
 
@@ -54,7 +56,10 @@ def lower_clamp(b: Builder, x: Val, low: Operand | None, high: Operand | None) -
             v = v.fn("minimum", rest.pop(0))
         return v
 
-    return pointwise(b, [x, *bounds], common, formula)
+    whole, b.op = b.op, HALVED_CLAMP if HALVES_AT_LIMITS and all(tensors) else b.op
+    result = pointwise(b, [x, *bounds], common, formula)
+    b.op = whole
+    return result
 
 
 @op(

@@ -6,7 +6,8 @@ None where there is none.
     mul: g, a, b  ->  (g * b, g * a)            exp: g, a, r  ->  (g * r,)
 
 PyTorch's ops differ at kinks: `torch.maximum` gives half of a tie to each side, `clamp` gives all
-to the tensor, `relu` gives nothing. The op that the formula comes from decides.
+to the tensor (before PyTorch 2.14), `relu` gives nothing. The op that the formula comes from
+decides.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 
 from lowtide.texpr.expr import Apply, Const, Expr
 from lowtide.texpr.formula import F
+from lowtide.torch_private.autograd import HALVES_AT_LIMITS
 
 Cotangents = tuple[F | None, ...]
 Rule1 = Callable[[F, F, F], F | None]
@@ -103,7 +105,10 @@ def _atan2(g: F, a: F, b: F) -> Cotangents:
 
 # ---- kinks: what each op does there -------------------------------------------------------------
 
-CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize"})
+# with limits that are tensors, where this PyTorch's formula is another one than with numbers
+HALVED_CLAMP: Final = "clamp.Tensor"
+CLAMPS: Final = frozenset({"clamp", "clamp_min", "clamp_max", "normalize", HALVED_CLAMP})
+BETWEEN: Final = frozenset({"clamp", HALVED_CLAMP})
 STRICT: Final = frozenset({
     "relu", "relu6", "hardtanh", "hardsigmoid", "hardswish", "rnn_relu_cell",
 })  # fmt: skip
@@ -127,28 +132,45 @@ ROOTS: Final = frozenset({
 })  # fmt: skip
 
 
-def _extreme(node: Apply, g: F, op: str) -> Cotangents:
-    a, b = F(node.args[0]), F(node.args[1])
-    larger = node.fn == "maximum"
-    if op in CLAMPS:
-        return _clamped(node, g, larger)
+def _extreme(g: F, a: F, b: F, larger: bool, op: str) -> Cotangents:
+    if op in CLAMPS and op != HALVED_CLAMP:
+        return _clamped(g, a, b, larger)
     if op in UNRECORDED:
         return g, None
     if op in STRICT:
         outside = a <= b if larger else a >= b
         return outside.where(g.like(0), g), outside.where(g, 0)
+    return _halved(g, a, b, larger)
+
+
+def _halved(g: F, a: F, b: F, larger: bool) -> Cotangents:
     half = a.equals(b).where(g * 0.5, g)
     loses, wins = (a < b, a > b) if larger else (a > b, a < b)
     return loses.where(half.like(0), half), wins.where(half.like(0), half)
 
 
-def _clamped(node: Apply, g: F, larger: bool) -> Cotangents:
+def _clamped(g: F, a: F, b: F, larger: bool) -> Cotangents:
     """Return the cotangents of a clamp. The tensor's is 0 beyond the limits; a limit gets it
     there."""
-    a, b = F(node.args[0]), F(node.args[1])
+    if HALVES_AT_LIMITS:
+        return (a > b if larger else a < b).where(g, 0), None
     inside = a >= b if larger else a <= b
     beyond = a < b if larger else a > b
     return inside.where(g, 0), beyond.where(g, 0)
+
+
+def halved_between(g: F, x: F, low: F, high: F) -> tuple[Expr, Expr, Expr]:
+    """Return the cotangents of clamp(x, low, high) of tensors. Limits that are equal get all, or
+    none; a NaN leaves all to x."""
+    half, is_range = g * 0.5, low < high
+    tie = is_range & (x.equals(low) | x.equals(high))
+    below = (x < low) & (low <= high)
+    above = (high < low) | ((x > high) & (low <= high))
+    return (
+        ((x < low) | (x > high)).where(g.like(0), tie.where(half, g)).e,
+        (is_range & x.equals(low)).where(half, below.or_zero(g)).e,
+        (is_range & x.equals(high)).where(half, above.or_zero(g)).e,
+    )
 
 
 def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
@@ -159,7 +181,9 @@ def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
     fn, args, cot = node.fn, [F(a) for a in node.args], F(g)
     found: Cotangents
     if fn in ("maximum", "minimum"):
-        found = _extreme(node, cot, op)
+        found = _extreme(cot, args[0], args[1], fn == "maximum", op)
+    elif fn in ("fmax", "fmin") and HALVES_AT_LIMITS:
+        found = _halved(cot, args[0], args[1], fn == "fmax")
     elif fn == "sqrt" and op in ROOTS:
         r = F(node)
         found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)

@@ -20,12 +20,23 @@ from lowtide.ir import dtypes
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
 from lowtide.texpr.build import Unsupported
-from lowtide.texpr.derivatives import AT_NAN, CLAMPS, LIPSCHITZ, ROOTS, STRICT, cotangents
+from lowtide.texpr.derivatives import (
+    AT_NAN,
+    BETWEEN,
+    CLAMPS,
+    HALVED_CLAMP,
+    LIPSCHITZ,
+    ROOTS,
+    STRICT,
+    cotangents,
+    halved_between,
+)
 from lowtide.texpr.expr import Apply, Cast, Def, Expr, Load, Reduce, Rewriter, Select
 from lowtide.texpr.formula import F, is_number
 from lowtide.texpr.index import Axis, Index, as_index, gather
 from lowtide.texpr.index_ranges import clamp
 from lowtide.texpr.own_gradients import RULES, own_parts
+from lowtide.torch_private.autograd import HALVES_AT_LIMITS
 
 # the maximum within them is only there to keep exponentials small: their value has no share in it
 STABILISED: Final = frozenset({
@@ -156,7 +167,7 @@ class _Puller:
             return self._select(e, g)
         if isinstance(e, Apply):
             inner = e.args[0]
-            if self.d.op == "clamp" and isinstance(inner, Apply) and inner.fn == "maximum":
+            if self.d.op in BETWEEN and isinstance(inner, Apply) and inner.fn == "maximum":
                 return self._between(e, inner, F(g))
             found = cotangents(e, g, self.d.op)
             if found is None:
@@ -167,6 +178,10 @@ class _Puller:
     def _between(self, e: Apply, inner: Apply, g: F) -> Contributions:
         """clamp(x, low, high): to x within, low below, high above; to high if low > high."""
         x, low, high = F(inner.args[0]), F(inner.args[1]), F(e.args[1])
+        if self.d.op == HALVED_CLAMP:
+            return self._merged((x.e, low.e, high.e), halved_between(g, x, low, high))
+        if HALVES_AT_LIMITS:
+            return self._merged((x.e,), (((x > low) & (x < high)).or_zero(g).e,))
         parts = (
             ((x >= low) & (x <= high)).or_zero(g).e,
             ((x < low) & (low < high)).or_zero(g).e,

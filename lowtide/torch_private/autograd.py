@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import sys
 from collections.abc import Callable, Generator
@@ -34,6 +35,18 @@ SET_GRAD_PATH: Final = "torch._C._set_grad_enabled"
 StopRecomputation: Final[type[Exception]] = _checkpoint._StopRecomputationError
 # The class of autograd Functions in which `apply` is C's.
 FunctionBase: Final[Any] = torch_function._SingleLevelFunction  # pyright: ignore[reportPrivateUsage]
+# The class of all Functions, if its `apply` is C's (from PyTorch 2.14 on), not Python's around C's.
+FUNCTION_OF_C: Final[Any] = (
+    None
+    if isinstance(inspect.getattr_static(torch_function.Function, "apply"), classmethod)
+    else torch_function.Function
+)
+# What C's `apply` reads of a Function: the first before it turns gradients off, and it only; then
+# the other, to run it.
+READ_BY_C: Final = ("_backward_cls", "forward")
+# From PyTorch 2.14 on a clamp has no slope at a number that is its limit, and halves a cotangent
+# between the tensor and an equal limit that is a tensor; fmax and fmin halve it, too.
+HALVES_AT_LIMITS: Final = torch.__version__ >= "2.14"  # pyright: ignore[reportOperatorIssue]
 # Of `torch.autograd`: what runs each backward pass.
 RUN_BACKWARD: Final = "_engine_run_backward"
 SAVED: Final = "_saved_"  # how the names of what a node has saved begin

@@ -311,7 +311,7 @@ def _left_to_python(c: Context, obj: object, call: Call) -> Node | None:
 
     if isinstance(obj, FunctionType) and hasattr(obj, MODIFIER):
         return left_to_python.left_to_python(c, obj, call)
-    if isinstance(obj, MethodType) and left_to_python.is_autograd_function(obj):
+    if left_to_python.is_autograd_function(obj):
         return left_to_python.autograd_call(c, obj, call)
     return left_to_python.call_of_object(c, obj, call)
 

@@ -21,13 +21,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
-from typing import Any, TypeVar, cast
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any, Final, TypeGuard, TypeVar, cast
 
 import torch
 import torch.fx
 from torch.nn.modules import module as torch_module
 
+from lowtide import function_apply
 from lowtide.errors import CompileError
 from lowtide.frontend.script import decorators, torch_jit_twins
 from lowtide.frontend.script.arguments import REST
@@ -257,20 +258,20 @@ def call_of_package(
     return attempt_or(c, compile_it, lambda _: python_call(c, obj, call, t.ANY), is_installed_file)
 
 
-def is_autograd_function(obj: object) -> bool:
+def is_autograd_function(obj: object) -> TypeGuard[MethodType | BuiltinMethodType]:
     """Return whether it is `F.apply` of a subclass of torch.autograd.Function."""
-    return (
-        isinstance(obj, MethodType)
-        and obj.__func__ is _APPLY
-        and isinstance(obj.__self__, type)
-        and issubclass(obj.__self__, torch.autograd.Function)
-    )
+    if not isinstance(obj, MethodType | BuiltinMethodType):
+        return False
+    cls = obj.__self__
+    is_function = isinstance(cls, type) and issubclass(cls, torch.autograd.Function)
+    return is_function and function_apply.without_layers(obj) == _APPLY.__get__(None, cls)
 
 
-_APPLY: Any = cast("Any", torch.autograd.Function.apply).__func__
+# A method of Python or, from PyTorch 2.14 on, of C.
+_APPLY: Final[Any] = inspect.getattr_static(torch.autograd.Function, "apply")
 
 
-def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
+def autograd_call(c: Context, obj: MethodType | BuiltinMethodType, call: Call) -> Node:
     """Return the result of `F.apply(x)`, run by Python with F's own backward. Its type is Tensor
     unless forward declares another."""
     cls = cast("Any", obj.__self__)
@@ -282,7 +283,7 @@ def autograd_call(c: Context, obj: MethodType, call: Call) -> Node:
 
 @functools.cache
 def _applied(cls: Any) -> Callable[..., Any]:
-    return cls.apply  # one object for each class, to be named
+    return function_apply.without_layers(cls.apply)  # one object for each class, to be named
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from lowtide.ir.core import Value
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _NUMBERS = (int, float)
+_MADE_ANEW = (MethodType, BuiltinFunctionType)  # by each look at it, if it is a method
 
 
 class _Items(tuple[Any, ...]):
@@ -127,7 +128,7 @@ class Assumptions:
         owner = next(k for k in mro if name in vars(k))
         if may_change(mro[0]) or may_change(owner):
             found = getattr(mro[0], name, None)
-            is_first = found is getattr(owner, name) or isinstance(found, MethodType)
+            is_first = found is getattr(owner, name) or isinstance(found, _MADE_ANEW)
             holder = mro[0] if is_first else owner
             self.note(holder, name, getattr(holder, name))
 
@@ -179,7 +180,7 @@ class Assumptions:
                 tests.append(f"({now} is v{k} or same({now}, v{k}))")
             elif now_at(holder, name) is found:
                 tests.append(f"{now} is v{k}")
-            elif isinstance(found, MethodType):  # made anew by each look at it
+            elif isinstance(found, _MADE_ANEW):
                 tests.append(f"{now} == v{k}")
         if not tests:
             return None
@@ -333,7 +334,7 @@ def same(a: object, b: object) -> bool:
         return a.is_there == (b is not _ABSENT)
     if isinstance(a, _Items):
         return a == _items(b)
-    if isinstance(a, MethodType):  # made anew by each look at it
+    if isinstance(a, _MADE_ANEW):
         return a == b
     return a is b or (type(a) is type(b) and _items(a) == _items(b))
 

@@ -22,6 +22,7 @@ import torch.jit
 from lowtide import function_apply
 from lowtide.frontend.script import torch_jit_twins
 from lowtide.frontend.trace.places import here
+from lowtide.function_apply import Call
 from lowtide.torch_private import torch_jit
 from lowtide.torch_private.modes import RECORDING_KEPT, NoFunctionModes
 
@@ -96,14 +97,16 @@ def _patch(step: int) -> None:
             function_apply.remove(_apply)
 
 
-def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apply(
+    run: Callable[..., Any], call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     from lowtide.frontend.trace import autograd_functions  # its recorder reads this module
 
-    recorder = active()
-    is_observable = recorder is not None and recorder.is_live() and not kwargs
+    recorder, cls = active(), call.cls
+    is_observable = recorder is not None and recorder.is_live()
     if not is_observable or not autograd_functions.is_recorded(cls):
         return run(*args, **kwargs)
-    if not torch.is_grad_enabled():
+    if not call.is_grad:
         autograd_functions.warn_of_backward(cast("Recorder", recorder), cls)
         return run(*args, **kwargs)
 
@@ -111,7 +114,7 @@ def _apply(run: Callable[..., Any], cls: Any, args: tuple[Any, ...], kwargs: dic
         with paused():
             return run(*given)
 
-    return autograd_functions.record_apply(cast("Recorder", recorder), cls, args, unseen)
+    return autograd_functions.record_apply(cast("Recorder", recorder), call, args, kwargs, unseen)
 
 
 def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,14 +17,16 @@ object that it is.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from lowtide import function_apply
 from lowtide.frontend.trace.encode import encode, is_encodable, plain
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
+from lowtide.function_apply import Call
 from lowtide.ir import python_objects
 from lowtide.torch_private.autograd import BackwardHookFunction
 from lowtide.torch_private.pytree import tensors_in
@@ -42,20 +44,34 @@ def warn_of_backward(recorder: Recorder, cls: type) -> None:
     recorder.warn_frozen(what, here(recorder.stop), "lt.trace with gradients on, to train it")
 
 
-def record_apply(recorder: Recorder, cls: Any, args: Sequence[Any], run: Callable[..., Any]) -> Any:
-    """Record `cls.apply(*args)`. `run` computes it, unrecorded."""
-    place = here(recorder.stop)
+def record_apply(
+    recorder: Recorder,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    run: Callable[..., Any],
+) -> Any:
+    """Record `cls.apply(*args, **kwargs)`. `run` computes it, unrecorded."""
+    place, cls = here(recorder.stop), call.cls
+    given = call.positional(args, kwargs)
+    if given is None:
+        what = f"{cls.__name__}.forward has a parameter that is only a keyword"
+        raise recorder.error(place, f"{what}, which is not recorded", "a parameter with a place")
     if cls is BackwardHookFunction:
         what, remedy = "a module's backward hook is not recorded", "lt.script(module), or no hook"
         raise recorder.error(place, what, remedy)
-    kept = {k: a for k, a in enumerate(args) if not is_encodable(a)}
+    kept = {k: a for k, a in enumerate(given) if not is_encodable(a)}
     if any(map(_holds_tensors, kept.values())):
         what = f"a function that {cls.__name__}.apply is given holds a tensor of the traced run"
         raise recorder.error(place, f"{what}, which cannot be recorded", "an argument")
     recorder.builder.loc = place.loc
-    values = [encode(recorder, a) for k, a in enumerate(args) if k not in kept]
+    values = [encode(recorder, a) for k, a in enumerate(given) if k not in kept]
     target = _applied(cls, tuple((k, _Same(a)) for k, a in kept.items()))
-    result = run(*map(plain, args))
+    result = run(*map(plain, given))
+    if call.may_differ(given, result):
+        what = f"{cls.__name__}.apply was looked up before lt.trace began"
+        remedy = f"{cls.__name__}.apply(...) at the call"
+        raise recorder.error(place, f"{what}, so its results are not seen", remedy)
     recorder.python_call(python_objects.name_of(target), values, result)
     return result
 
@@ -88,7 +104,7 @@ class _Same:
 def _applied(cls: Any, kept: tuple[tuple[int, _Same], ...]) -> Callable[..., Any]:
     """Return one object for each class, and what it is always given, to be named."""
     if not kept:
-        return cls.apply
+        return function_apply.without_layers(cls.apply)
     return functools.partial(_apply_with, cls, {k: same.obj for k, same in kept})
 
 

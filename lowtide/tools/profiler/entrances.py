@@ -18,6 +18,7 @@ import torch
 
 from lowtide import function_apply
 from lowtide.cpython import frame_at
+from lowtide.function_apply import Call
 from lowtide.tools.profiler import watch
 from lowtide.tools.profiler.patches import Patches
 from lowtide.torch_private.autograd import RUN_BACKWARD
@@ -76,7 +77,7 @@ def _watched_backward(old: Any) -> Any:
 
 
 def _watched_apply(
-    run: Callable[..., Any], _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+    run: Callable[..., Any], _: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Be busy while the function runs: PyTorch records an event around its calls."""
     watcher = watch.current()
