@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -91,6 +92,16 @@ def insert_function_mode(mode: object, above: int) -> None:
     others = [pop_function_mode() for _ in range(min(above, function_depth()))]
     for other in (mode, *reversed(others)):
         push_function_mode(other)
+
+
+def without_override_check(func: FunctionType) -> FunctionType:
+    """Return a function of PyTorch's that runs its body also where a mode, or the class of an
+    argument, would handle the call. They see the calls of the body."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = {**func.__globals__, **dict.fromkeys(checks, _never)}
+    made = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
 
 
 def is_wrapped(x: Any) -> bool:

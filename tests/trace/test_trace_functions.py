@@ -126,6 +126,16 @@ def functional(x):
     return F.softmax(y, -1), F.log_softmax(y, dim=1), F.pad(y, (1, 1)), F.normalize(y)
 
 
+def losses_of_distances(x):
+    def far(a, b):
+        return 1.0 - F.cosine_similarity(a, b) * W.mean()
+
+    others = (x + 1).roll(1, 0), x * 2
+    learned = torch.nn.TripletMarginWithDistanceLoss(distance_function=far, swap=True)
+    usual = torch.nn.TripletMarginWithDistanceLoss()
+    return learned(x, *others) * 2, usual(x, *others)
+
+
 def dict_result(x):
     return {"b": x + 1, "a": [x, (x * 2, None)]}
 
@@ -171,7 +181,7 @@ def random(x):
 ONE: list[Callable[..., Any]] = [
     closure, factories, literal, accumulate, sizes, size_float, size_math, items, set_items,
     in_place, change_input, out_argument, results, pieces, functional, dict_result, named_result,
-    dtypes, views, size_result, special, properties, copied,
+    losses_of_distances, dtypes, views, size_result, special, properties, copied,
 ]  # fmt: skip
 
 

@@ -8,26 +8,28 @@ in the recorder.
     x[i], x[i] = v                getitem, setitem            anything else      one op
 
 A call is seen at its outermost level only: what `F.multi_head_attention_forward` calls inside is
-not. Invariant: the user's exception goes through unchanged, and its call is not recorded.
+not. An exception is a function of PyTorch's that is called with what a program cannot hold, such as
+a distance: the calls of its body are seen. Invariant: the user's exception goes through unchanged,
+and its call is not recorded.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from lowtide.cpython import frame_at
 from lowtide.frontend.script.mutation import is_inplace
-from lowtide.frontend.trace.encode import has_traced, plain
+from lowtide.frontend.trace.encode import has_traced, is_encodable, plain
 from lowtide.frontend.trace.function_names import name_of
 from lowtide.frontend.trace.places import here
 from lowtide.frontend.trace.recorder import Recorder
 from lowtide.torch_private.autograd import set_grad_enabled
-from lowtide.torch_private.modes import transform
+from lowtide.torch_private.modes import transform, without_override_check
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
@@ -91,6 +93,9 @@ class TraceMode(TorchFunctionMode):
             self._grad_is_set(*given)
             return func(*given)
         found = name_of(func)
+        if found is not None and _is_opened(func, found[0], [*args, *named.values()]):
+            with self:
+                return without_override_check(func)(*args, **named)
         is_set = found is not None and found[0] in _SETTERS
         if is_set and _is_its_own(*given):
             return func(*given)  # as `w.data = w.data.to(device)` is where `w` is there
@@ -205,6 +210,15 @@ class TraceMode(TorchFunctionMode):
 
 
 _SETTERS: Final = ("Tensor.data.__set__", "Tensor.grad.__set__")  # no version tells of them
+
+
+def _is_opened(
+    func: Callable[..., Any], source: str, operands: list[Any]
+) -> TypeGuard[types.FunctionType]:
+    """Return whether the body of this function of PyTorch's is recorded instead of the call, since
+    a program cannot hold an operand: `F.triplet_margin_with_distance_loss` of a user's distance."""
+    is_python = isinstance(func, types.FunctionType) and not source.startswith("Tensor.")
+    return is_python and not all(map(is_encodable, operands))
 
 
 def _is_its_own(x: torch.Tensor, data: torch.Tensor | None) -> bool:
