@@ -18,12 +18,10 @@ Once for a signature of a region, and for each mask of wanted gradients:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 
-from lowtide.codegen.c.kernel import KernelText
-from lowtide.codegen.c.module import SYMBOL, module_text, without_names
 from lowtide.ir.core import Function
 from lowtide.passes.common_subexpressions import eliminate_common_subexpressions
 from lowtide.passes.constants import fold_constants
@@ -46,7 +44,7 @@ from lowtide.passes.run import Pass, only_with, run
 from lowtide.passes.simplify_conditions import simplify_conditions
 from lowtide.passes.split_tuples import split_tuples
 from lowtide.passes.unroll_by_period import unroll_by_period
-from lowtide.runtime import cache, rates
+from lowtide.runtime import abi, cache, rates
 from lowtide.specialise.near_constants import with_near_constants
 from lowtide.specialise.specialise import specialise
 from lowtide.texpr.autodiff import differentiated
@@ -136,12 +134,11 @@ def tiled(arrangement: Arrangement, moving: Set[str], hints: Sizes, strides: Str
     return kernel
 
 
-def emitted(kernels: Sequence[Kernel], texts: Sequence[KernelText], vector_bytes: int) -> list[str]:
-    """Return the C source of each kernel, the same for kernels that differ in names only."""
-    pairs = zip(kernels, texts, strict=True)
-    return [without_names(module_text([t], k.lanes, vector_bytes), k.name) for k, t in pairs]
+def emitted(kernels: Sequence[Kernel], printed: Callable[[Kernel], str]) -> list[str]:
+    """Return the C source of each kernel. `printed`: `codegen/c/module.kernel_source`."""
+    return [printed(kernel) for kernel in kernels]
 
 
 def loaded(sources: Sequence[str]) -> list[ctypes.CDLL]:
     """Return the library of each source, from the cache on disk or newly compiled."""
-    return cache.load_libraries(sources, SYMBOL)
+    return cache.load_libraries(sources, abi.SYMBOL)

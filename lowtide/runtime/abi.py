@@ -15,6 +15,7 @@ from __future__ import annotations
 
 SLOT_BYTES = 8
 SLOT_CODES = "Pqd"
+SYMBOL = "kernel"  # the C function of every compiled kernel
 
 # torch/csrc/stable/c/shim.h: AOTITorchError torch_parallel_for(begin, end, grain_size, func, ctx)
 C_DECLARATIONS = """\

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Final
@@ -16,6 +15,8 @@ from torch.autograd import forward_ad
 from torch.autograd import function as torch_function
 from torch.nn.modules import _functions
 from torch.utils import checkpoint
+
+from lowtide.cpython import frame_at, frames_of_threads
 
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _autograd: Final[Any] = _C._autograd
@@ -71,10 +72,10 @@ def inputs_of_backward() -> frozenset[tuple[Any, int]]:
     """Return the edges at which the running backward pass returns gradients, as (node,
     output): none if it accumulates those of all leaves. On a thread of the engine, those of the
     backward passes of all threads."""
-    own = _inputs_in(sys._getframe())  # pyright: ignore[reportPrivateUsage]
+    own = _inputs_in(frame_at())
     if own is not None:
         return own
-    frames = sys._current_frames().values()  # pyright: ignore[reportPrivateUsage]
+    frames = frames_of_threads().values()
     return frozenset[tuple[Any, int]]().union(*(_inputs_in(f) or () for f in frames))
 
 

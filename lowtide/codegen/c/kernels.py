@@ -17,10 +17,10 @@ from torch import Tensor
 from lowtide import compiler
 from lowtide.codegen.c.driver import HostDialect
 from lowtide.codegen.c.kernel import KernelSignature, KernelText, kernel_signature, kernel_text
-from lowtide.codegen.c.module import SYMBOL, module_text
+from lowtide.codegen.c.module import kernel_source, module_text
 from lowtide.codegen.host.python import name_of
 from lowtide.codegen.kernels import Kernels
-from lowtide.runtime import launch, toolchain
+from lowtide.runtime import abi, launch, toolchain
 from lowtide.tile.arrange import Arrangement
 from lowtide.tile.group import Fusion, Group
 from lowtide.tile.ir import Kernel
@@ -124,7 +124,11 @@ class HostKernels(Kernels):
 
     @cached_property
     def _to_compile(self) -> list[str]:
-        return compiler.emitted(self.compiled, self.texts, self.target.vector_bytes)
+        texts = {text.name: text for text in self.texts}
+        nbytes = self.target.vector_bytes
+        return compiler.emitted(
+            self.compiled, lambda kernel: kernel_source(texts[kernel.name], kernel.lanes, nbytes)
+        )
 
     def scope(self, head: str) -> dict[str, Any]:
         scope: dict[str, Any] = {}
@@ -148,5 +152,5 @@ class HostKernels(Kernels):
         for text, library in zip(self.texts, libraries, strict=True):
             fmt = "P" * (1 + len(text.tensors))
             fmt += "q" * len(text.sizes) + "d" * len(text.numbers)
-            found[text.name] = launch.bind(library, SYMBOL, fmt)
+            found[text.name] = launch.bind(library, abi.SYMBOL, fmt)
         return found

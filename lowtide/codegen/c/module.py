@@ -47,17 +47,21 @@ def module_text(kernels: Sequence[KernelText], lanes: int, vector_bytes: int) ->
     return "\n".join(parts)
 
 
-SYMBOL = "kernel"  # the C function of every compiled kernel
 _NAMED = re.compile(r"\b([a-z])_(\w+)")
 
 
 def without_names(source: str, kernel: str) -> str:
     """Return the C with numbers for the names of axes and values, in order of appearance, and with
-    `SYMBOL` for the name of the kernel."""
+    `abi.SYMBOL` for the name of the kernel."""
     numbers: dict[str, str] = {}
 
     def numbered(found: re.Match[str]) -> str:
         return numbers.setdefault(found[0], f"{found[1]}_{len(numbers)}")
 
-    alike = re.sub(rf"\b{kernel}(?=\b|_)", SYMBOL, source)
+    alike = re.sub(rf"\b{kernel}(?=\b|_)", abi.SYMBOL, source)
     return _NAMED.sub(numbered, alike)
+
+
+def kernel_source(kernel: KernelText, lanes: int, vector_bytes: int) -> str:
+    """Return the C source to compile: the same for kernels that differ in names only."""
+    return without_names(module_text([kernel], lanes, vector_bytes), kernel.name)
