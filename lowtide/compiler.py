@@ -120,7 +120,9 @@ def fused(
         normal = products_apart(in_two_steps(normal, hints), hints)
     elif not is_step:
         normal, alone, made = operands_stored(normal, hints, rates.is_librarys)
-    groups = group(normal, hints, torch.get_num_threads(), apart=blocks, once=once, alone=alone)
+    groups = group(
+        normal, hints, torch.get_num_threads(), independent=blocks, once=once, alone=alone
+    )
     return Fusion(program=program, normal=normal, groups=groups, by_library=alone, products=made)
 
 

@@ -418,7 +418,7 @@ class _Leaf:
                 self.made[name] = self.around.numbers.op(op, [self.value(x) for x in operands])
             case host.Let(name=name, value=value):
                 self.made[name] = self.value(value)
-            case host.Turn():
+            case host.Permute():
                 raise Refused("returns a permuted tensor")
 
     def _resolved(self, x: host.Operand) -> host.Operand:

@@ -30,12 +30,12 @@ from lowtide.codegen.host.region import (
     Object,
     Operand,
     Output,
+    Permute,
     PythonRegion,
     RegionProgram,
     Size,
     Sized,
     Statement,
-    Turn,
     Write,
     function_name,
     live_ins,
@@ -101,7 +101,7 @@ class HostCode:
     `names`: all of `z`. `outputs`: the value of each kernel output. `orders`: the memory order of
     its dims. `bind(exe)` returns the `run` function.
 
-    `only_turns`: whether the only views of kernel outputs are permutations for such an order.
+    `only_permutes`: whether the only views of kernel outputs are permutations for such an order.
     `reads_after`: live-ins that are read or returned after the kernels have run. `may_fail_after`:
     whether a step after the kernels may raise, so that PyTorch repeats the call.
     """
@@ -117,7 +117,7 @@ class HostCode:
     text: str
     outputs: tuple[Abs, ...] = ()
     orders: tuple[Order | None, ...] = ()
-    only_turns: bool = True
+    only_permutes: bool = True
     reads_after: frozenset[int] = frozenset()
     may_fail_after: bool = False
 
@@ -171,7 +171,7 @@ def write(
         results=tuple(returned),
     )
     verify_region(around)
-    only_turns = all(isinstance(s, Turn) for s in after)
+    only_permutes = all(isinstance(s, Permute) for s in after)
     python = PythonRegion(around, records)
     prepare, run = python.prepare(), python.run()
     scope = {**writer.functions, **writer.objects, **python.literals}
@@ -192,8 +192,8 @@ def write(
         outputs=tuple(writer.outputs.values()),
         orders=tuple(map(orders.get, writer.outputs.values())),
         reads_after=frozenset(live_ins(around)),
-        only_turns=only_turns,
-        may_fail_after=bool(program.checks) or not only_turns,
+        only_permutes=only_permutes,
+        may_fail_after=bool(program.checks) or not only_permutes,
     )
 
 
@@ -364,7 +364,7 @@ class _Writer:
         order = self.orders.get(x)
         if order is None or self.records:
             return output
-        return self._once(x, lambda name: Turn(name=name, of=output, order=inverse(order)))
+        return self._once(x, lambda name: Permute(name=name, of=output, order=inverse(order)))
 
     def _stored(self, x: Abs) -> int:
         """Add an output of the kernels; return its number."""

@@ -419,7 +419,7 @@ class Region:
         return Specialisation(
             stop=trace.stop,
             finished=finished,
-            whole=finished and (host is None or host.only_turns or not binding.wanted),
+            whole=finished and (host is None or host.only_permutes or not binding.wanted),
             reason=trace.reason,
             loc=trace.loc,
             results=results,

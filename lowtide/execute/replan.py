@@ -42,7 +42,7 @@ class Plan:
     gradient: Gradient | None
     planned_io_bytes: int
 
-    def needs(self, sizes: Mapping[str, int]) -> int:
+    def peak_bytes(self, sizes: Mapping[str, int]) -> int:
         """Return the peak bytes of the forward or the backward pass, with saved values."""
         g = self.gradient
         forward = self.executable.memory(sizes).peak_bytes
@@ -61,7 +61,7 @@ class Plan:
     def may_be_outgrown(self, sizes: Mapping[str, int]) -> bool:
         """Return whether another plan may be better. This one needs much more memory than inputs
         and outputs, or has a model of its time, by which larger blocks may be faster."""
-        is_large = self.needs(sizes) > evaluate(self.io_bytes, sizes) + _SPARE_BYTES
+        is_large = self.peak_bytes(sizes) > evaluate(self.io_bytes, sizes) + _SPARE_BYTES
         return is_large or self.executable.time_ns(sizes) > 0
 
     def is_outgrown(self, fresh: Plan, sizes: Mapping[str, int]) -> bool:
@@ -69,10 +69,10 @@ class Plan:
         g = self.gradient
         if g is not None and fresh.gradient is not None and g.executables:
             fresh.gradient.whole(sizes)
-        if fresh.needs(sizes) < _WORTH * self.needs(sizes):
+        if fresh.peak_bytes(sizes) < _WORTH * self.peak_bytes(sizes):
             return True
         fresh_ns, own_ns = (x.executable.time_ns(sizes) for x in (fresh, self))
-        return fresh_ns < _WORTH * own_ns and fresh.needs(sizes) <= self.needs(sizes)
+        return fresh_ns < _WORTH * own_ns and fresh.peak_bytes(sizes) <= self.peak_bytes(sizes)
 
     def threshold(self, sizes: Mapping[str, int]) -> Index:
         """Return a polynomial that is >= 0 where `io_bytes` is nearer to its value at these sizes

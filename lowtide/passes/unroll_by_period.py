@@ -30,11 +30,11 @@ from lowtide.passes.first_steps import COMPARED, LONGEST, TURNED
 from lowtide.passes.ir_queries import Makers, constant, makers_of
 from lowtide.passes.split_iterations import replace_loops, split_iterations
 
-MOST_TURNS: Final = 8  # steps of a period
+LONGEST_PERIOD: Final = 8  # steps of a period
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _Periodic:
     """A condition: `(step + offset) % length`, compared with `limit`."""
 
     length: int
@@ -57,16 +57,16 @@ def unroll_by_period(fn: Function) -> Function:
 
 def _unrolled(makers: Makers, loop: Op, _: list[Op]) -> list[Op] | None:
     """Return the unrolled loop and the ops of the remaining steps; None if the loop stays."""
-    turns = dict(_turns(loop, makers))
-    length = math.lcm(*(turn.length for turn in turns.values()))
+    conditions = dict(_periodic_conditions(loop, makers))
+    length = math.lcm(*(found.length for found in conditions.values()))
     size = sum(1 for inner in loop.blocks for _ in walk(inner))
-    if not turns or length > MOST_TURNS or size * length > LONGEST:
+    if not conditions or length > LONGEST_PERIOD or size * length > LONGEST:
         return None
-    rounds = [{c: x.holds(turn) for c, x in turns.items()} for turn in range(length)]
+    rounds = [{c: x.holds(step) for c, x in conditions.items()} for step in range(length)]
     return split_iterations(loop, each=rounds)
 
 
-def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:
+def _periodic_conditions(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Periodic]]:
     """Yield the conditions of branches that depend only on the step modulo a period."""
     (body,) = loop.blocks
     goes_on = (loop.operands[1], body.terminator.operands[0])
@@ -74,23 +74,23 @@ def _turns(loop: Op, makers: Makers) -> Iterator[tuple[Value, _Turn]]:
         return
     for op in walk(body):
         if op.name == "if":
-            turn = _turn(op.operands[0], body.args[0], makers)
-            if turn is not None:
-                yield op.operands[0], turn
+            found = _periodic(op.operands[0], body.args[0], makers)
+            if found is not None:
+                yield op.operands[0], found
 
 
-def _turn(condition: Value, step: Value, makers: Makers) -> _Turn | None:
+def _periodic(condition: Value, step: Value, makers: Makers) -> _Periodic | None:
     maker = makers.get(condition)
     if maker is None:
         return None
     if maker.name == "py.bool":
         return _modulo(maker.operands[0], step, makers, "py.ne", 0)
     if maker.name == "py.not":
-        inner = _turn(maker.operands[0], step, makers)
+        inner = _periodic(maker.operands[0], step, makers)
         opposite = {"py.eq": "py.ne", "py.ne": "py.eq"}
         if inner is None or inner.test not in opposite:
             return None
-        return _Turn(inner.length, inner.offset, opposite[inner.test], inner.limit)
+        return _Periodic(inner.length, inner.offset, opposite[inner.test], inner.limit)
     if maker.name not in COMPARED:
         return None
     name, (a, b) = maker.name, maker.operands
@@ -100,12 +100,12 @@ def _turn(condition: Value, step: Value, makers: Makers) -> _Turn | None:
     return _modulo(a, step, makers, name, limit) if isinstance(limit, int) else None
 
 
-def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) -> _Turn | None:
+def _modulo(value: Value, step: Value, makers: Makers, test: str, limit: int) -> _Periodic | None:
     maker = makers.get(value)
     if maker is None or maker.name != "py.mod":
         return None
     length = number_of(maker.operands[1], makers)
-    if length is None or not 1 < length <= MOST_TURNS:
+    if length is None or not 1 < length <= LONGEST_PERIOD:
         return None
     offset = evolution(maker.operands[0], step, makers).ahead
-    return None if offset is None else _Turn(length, offset, test, limit)
+    return None if offset is None else _Periodic(length, offset, test, limit)

@@ -26,7 +26,6 @@ from lowtide.execute.driver import Driver
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.sizes import budget_bytes
-from lowtide.scale.apart import twice_read, with_operands_apart
 from lowtide.scale.arrays import Source, is_array, source_of
 from lowtide.scale.branches import first_write, with_branches_chosen
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
@@ -41,12 +40,13 @@ from lowtide.scale.engines import (
 )
 from lowtide.scale.gradients import run_with_gradients, wanted
 from lowtide.scale.job import Job, places_of
+from lowtide.scale.repeated_operands import twice_read, with_repeated_operands
 from lowtide.scale.task import Done
 from lowtide.torch_private import torch_state
 
 Tensor = torch.Tensor
 _TASKS: Final = 4  # for each worker
-_MOST_APART: Final = 4  # ops whose operands are computed apart
+_MOST_REPEATED: Final = 4  # ops whose operands are computed twice
 
 
 def plan_chunks(
@@ -166,7 +166,7 @@ class Call:
         """Return the plan. Raises BudgetError, and what the call itself would raise."""
         with watching.aside(), torch.no_grad():
             refused: BudgetError | None = None
-            for _ in range(_MOST_APART):
+            for _ in range(_MOST_REPEATED):
                 planner = self.planner(budget, out, tasks)
                 try:
                     return planner.plan()
@@ -191,7 +191,7 @@ class Call:
     def _set_apart(self, outer: Outer, op: Op) -> None:
         """Give an argument that is read twice by one op as two arguments."""
         params = list(self.function.params)
-        self.function, repeated = with_operands_apart(outer, op)
+        self.function, repeated = with_repeated_operands(outer, op)
         for old in repeated.values():
             k = params.index(old)
             value = self.values[k]

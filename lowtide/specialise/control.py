@@ -32,9 +32,9 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
     """Return the results of an `if`. Raises Stop if the region must end before it."""
     has_loop = any(o.name == "loop" for block in op.blocks for o in block.ops)
     cond = None if is_constant(condition) else varying.truth(condition)
-    is_of_tensor = kernel_numbers.is_one(condition) and run.loop is None
+    is_of_tensor = kernel_numbers.is_kernel_number(condition) and run.loop is None
     is_recorded = run.activity.records  # a result requires a gradient in one branch only, perhaps
-    if is_of_tensor and (op in run.kept or is_recorded or not run.pairs_alive()):
+    if is_of_tensor and (op in run.excluded or is_recorded or not run.pairs_alive()):
         raise Stop("branches on the value of a tensor")
     if cond is not None:
         yes, no = op.blocks
@@ -48,7 +48,7 @@ def branched(run: Any, op: Op, condition: Abs, env: dict[Value, Abs]) -> list[Ab
                 lambda: branches.affordable(run, lambda: run.inline(yes, env), most),
                 lambda: branches.affordable(run, lambda: run.inline(no, env), most),
             )
-        run.numbers_by.update((x, op) for x in found if kernel_numbers.is_one(x))
+        run.numbers_by.update((x, op) for x in found if kernel_numbers.is_kernel_number(x))
         return found
     if isinstance(condition.value, Val) and run.is_asserting:
         k = assertions.raising(op)
@@ -91,8 +91,8 @@ def _lifted(
 ) -> list[Abs] | str:
     """Return the results of a loop that is an axis or, with `scans`, runs step by step. Return the
     reason if it is neither."""
-    if op in run.kept:
-        return run.kept[op]
+    if op in run.excluded:
+        return run.excluded[op]
     steps = ragged.steps_of(op, count, env, run.ask)
     if steps is None:
         return "loops a number of times that is known only at run time"

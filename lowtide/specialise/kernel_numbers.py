@@ -51,7 +51,7 @@ class Escaped(Exception):
         self.op = op
 
 
-def is_one(x: Abs) -> bool:
+def is_kernel_number(x: Abs) -> bool:
     """Return whether the value is a number or bool that kernels compute from a tensor."""
     return isinstance(x.value, Expr) and any(True for _ in ex.loads(x.value))
 
@@ -64,7 +64,7 @@ def evaluated(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
     reads = is_item(op) or op.name in _READS
     if reads and len(operands) == 1 and isinstance(operands[0].value, Val):
         found = _read(run, op, operands[0])
-    elif any(map(is_one, operands)) and not any(map(varying.has_axis, operands)):
+    elif any(map(is_kernel_number, operands)) and not any(map(varying.has_axis, operands)):
         found = _computed(run, op, operands)
         if found is None:
             raise Stop(_WHY)
@@ -86,7 +86,7 @@ def _read(run: Any, op: Op, x: Abs) -> Abs | None:
     elif op.name == "py.float":
         is_usual = is_float
     is_single = all(as_index(size).const == 1 for size in val.shape)
-    if op in run.kept or run.loop is not None or run.activity.in_loop:
+    if op in run.excluded or run.loop is not None or run.activity.in_loop:
         return None
     if not is_usual or not is_single or not run.pairs_alive():
         return None
@@ -125,7 +125,7 @@ def _truth(run: Any, element: Expr) -> Expr:
 def _computed(run: Any, op: Op, operands: list[Abs]) -> Abs | None:
     """Return the result of a Python op on such numbers, in float64 as in Python; None if kernels do
     not compute it."""
-    if op in run.kept:
+    if op in run.excluded:
         return None
     first = operands[0].value
     if op.name in ("py.bool", "py.not") and isinstance(first, Expr):
@@ -162,7 +162,7 @@ def check_escapes(run: Any, env: Mapping[Value, Abs], later: Sequence[Op]) -> No
     """Raise Escaped if a later op reads a number that is computed from such a number."""
     for v in free_values(later):
         for x in _within(env[v]) if v in env else ():
-            if is_one(x) and x.origin is None:
+            if is_kernel_number(x) and x.origin is None:
                 raise Escaped(run.numbers_by[x])
 
 
@@ -176,7 +176,7 @@ def _within(x: Abs) -> Iterable[Abs]:
 
 def stored_for(x: Abs) -> list[Abs]:
     """Return the tensors from which Python reads the numbers of a value after the kernels."""
-    origins = (n.origin for n in _within(x) if is_one(n))
+    origins = (n.origin for n in _within(x) if is_kernel_number(n))
     return [t for o in origins if isinstance(o, Origin) for t in o.operands]
 
 

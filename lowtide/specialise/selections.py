@@ -122,7 +122,7 @@ def _may_select(run: Any, op: Op) -> bool:
     is_by_mask = op.name == "torch.getitem" and op.attrs["spec"] == ("tensor",)
     if not is_by_mask and op.attrs.get("target") not in (*_PLACES, *_SELECTS):
         return False
-    return op not in run.kept and _is_usual(run) and run.pairs_alive()
+    return op not in run.excluded and _is_usual(run) and run.pairs_alive()
 
 
 def _selected(run: Any, op: Op, operands: list[Abs]) -> list[Abs] | None:
@@ -152,7 +152,7 @@ def _is_item(op: Op, env: Mapping[Value, Abs]) -> bool:
 def _half(run: Any, op: Op, env: Mapping[Value, Abs]) -> list[Abs] | None:
     """Return the results of an op that lists the pairs in half a square, None for other ops."""
     is_distance = op.name == _DISTANCES
-    if not (is_distance or op.name in _TRIANGLES) or op in run.kept or not _is_usual(run):
+    if not (is_distance or op.name in _TRIANGLES) or op in run.excluded or not _is_usual(run):
         return None
     try:
         operands = _operands(run, op, env)

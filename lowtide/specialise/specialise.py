@@ -152,10 +152,10 @@ def specialise(
     """Follows ops in `reach`. `layers`: where equal layers begin; `assumed` answers guards;
     `floats` are this call's, to see whether an op could be lowered if it knew them; `statistics`:
     what norms may write. Raises NeedConst, NeedSizes, NeedAlike, NeedGuards and NeedFloats."""
-    kept: dict[Op, str] = {}
+    excluded: dict[Op, str] = {}
     scale = 1
     while True:
-        run = _Specialiser(live, binding, assumed, floats, kept, scale, statistics, layers)
+        run = _Specialiser(live, binding, assumed, floats, excluded, scale, statistics, layers)
         env = dict(zip(live, run.live, strict=True))
         try:
             return run.traced(block, reach, env)
@@ -164,12 +164,12 @@ def specialise(
         except _TooSmall:
             scale *= 2
         except kernel_numbers.Escaped as why:
-            kept[why.op] = str(why)
+            excluded[why.op] = str(why)
         except rows.Escaped as why:
             if why.cut and scale < MOST_SCALE:
                 scale *= 2  # what reads the list belongs into the same region
             else:
-                kept[why.op] = str(why)
+                excluded[why.op] = str(why)
 
 
 class _Specialiser:
@@ -179,14 +179,14 @@ class _Specialiser:
         binding: Binding,
         assumed: Mapping[Index, bool],
         floats: Mapping[str, float],
-        kept: Mapping[Op, str],
+        excluded: Mapping[Op, str],
         scale: int,
         statistics: Statistics,
         layers: Collection[int],
     ) -> None:
         self.names = names
         self.layers = layers
-        self.kept = kept  # loops that fill a list that is needed as one, and by what
+        self.excluded = excluded  # ops that kernels do not compute, and why: see `Escaped`
         self.b, self.live = binding.abstract()
         self.b.may_recompute = binding.may_recompute
         self.assumed = dict(assumed)

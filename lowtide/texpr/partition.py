@@ -64,7 +64,7 @@ class Loop:
     delays where loops turn within the step.
 
     `carried`: an input of the step, and the output that it is one step earlier, or at the first
-    step the value named. `kept`: outputs of which all steps are needed later; of the others only
+    step the value named. `stacked`: outputs of which all steps are needed later; of the others only
     the last one. `ends`: an output, and what its value after the last step is called. `blocks`: a
     tensor, and the outputs that it is made of. `until`: an output, a truth; once it is false, no
     step changes anything. "" where that may never be, or where all steps are needed."""
@@ -75,7 +75,7 @@ class Loop:
     why: str
     reverse: bool
     carried: Mapping[str, tuple[str, str]]
-    kept: frozenset[str]
+    stacked: frozenset[str]
     ends: Mapping[str, str]
     blocks: Mapping[str, tuple[str, ...]]
     until: str = ""
@@ -382,7 +382,7 @@ class _Partition:
             why="; ".join(dict.fromkeys(y.why for y in c.delays if y.why)),
             reverse=c.delays[0].reverse,
             carried={y.name: (y.source, y.init) for y in c.delays if y.name in inputs},
-            kept=frozenset(n for n in outputs if n in self.whole),
+            stacked=frozenset(n for n in outputs if n in self.whole),
             ends={n: end for n, end in self.ends.items() if n in c.members},
             blocks={
                 n: self.blocks[n].parts

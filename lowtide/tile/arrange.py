@@ -194,7 +194,7 @@ class Arrangement:
         for item in self.items:
             for name in self.persistent_reads(item.body):
                 made = next(i for i in self.items if i.kind == "reduce" and i.name == name)
-                tiled = set(self.prefix(made)) & set(made.kept)
+                tiled = set(self.prefix(made)) & set(made.unreduced)
                 if tiled and self.levels[item.name] > self.levels[name]:
                     late.add(name)
         return late

@@ -1,10 +1,10 @@
-"""Classifies the axes of definitions that may share a kernel: own, reduced, common, apart.
+"""Classifies the axes of definitions that may share a kernel: own, reduced, common, parallel.
 
 In:  definitions over unified axes. Out: the axes that all of them have, and those along which they
      are independent of each other.
 
     r[i] = sum[j](t[i, j])                    common {i, j}: all have them, nothing used inside is
-    c[j] = sum[i](t[i, j])                    reduced over them; apart {}: each is reduced by one
+    c[j] = sum[i](t[i, j])                    reduced over them; parallel {}: each is reduced by one
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def without_races(axes: list[Axis], defs: Mapping[str, Def]) -> list[Axis]:
     return [a for a in axes if all(a in dict(found) for found in owned.values())]
 
 
-def apart_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
+def parallel_axes(defs: Mapping[str, Def], common: list[Axis]) -> list[Axis]:
     """Return the common axes that no member reduces: along these, tasks are independent."""
     reduced = {a for d in defs.values() for a in reduced_axes(d)}
     return [a for a in common if a not in reduced]

@@ -25,7 +25,7 @@ from lowtide.texpr.expr import Expr, Reduce
 from lowtide.texpr.index import Axis, Index, as_index
 from lowtide.texpr.sizes import evaluate
 from lowtide.tile.arrange import Arrangement
-from lowtide.tile.axes import apart_axes, common_axes
+from lowtide.tile.axes import common_axes, parallel_axes
 from lowtide.tile.ir import Tiled
 from lowtide.tile.items import Item, choose_vector
 from lowtide.tile.predict import Prediction, Shape, predict
@@ -76,14 +76,14 @@ class BlockArrangement(Arrangement):
 
     def _grid(self) -> tuple[Tiled, ...]:
         self.blocks: Blocks = {}  # how many points of each axis a program has
-        self.apart = apart_axes(self.defs, common_axes(self.defs, self.consumed))
-        return tuple(Tiled(a, None) for a in self.apart)
+        self.parallel = parallel_axes(self.defs, common_axes(self.defs, self.consumed))
+        return tuple(Tiled(a, None) for a in self.parallel)
 
     def _sized_grid(self) -> tuple[Tiled, ...]:
         choice = self._chosen()
         self.blocks = choice.blocks
         self.warps, self.stages = choice.sizes.warps, choice.sizes.stages
-        grid = tuple(Tiled(a, self.blocks.get(a, 1)) for a in self.apart)
+        grid = tuple(Tiled(a, self.blocks.get(a, 1)) for a in self.parallel)
         self.ctx = replace(
             self.ctx,
             fixed=frozenset(t.axis for t in grid if t.tile == 1),
@@ -115,7 +115,7 @@ class BlockArrangement(Arrangement):
     def _full_axes(self) -> frozenset[Axis]:
         grid = self.grid_axes()
         reductions = (i for i in self.items if i.kind == "reduce")
-        return frozenset(a for i in reductions for a in i.kept if a not in grid)
+        return frozenset(a for i in reductions for a in i.unreduced if a not in grid)
 
     def _chosen(self) -> Choice:
         """Return the choice of least predicted time that the GPU can run; if it can run none, that
@@ -133,7 +133,7 @@ class BlockArrangement(Arrangement):
     def _is_own(self) -> bool:
         """Return whether each program of a step reads only what it has written itself. False if
         unsure."""
-        grid = [as_index(a) for a in self.apart]
+        grid = [as_index(a) for a in self.parallel]
         loads = (x for i in self.all_items() for x in ex.loads(i.body))
         return all(a in x.index for x in loads for a in grid if x.source not in self.ctx.inner)
 
@@ -197,10 +197,10 @@ class BlockArrangement(Arrangement):
 
     def shape(self, blocks: Blocks, whole: Blocks) -> Shape:
         """Return the work of a program with these blocks."""
-        points = {a: blocks.get(a, 1) for a in self.apart} | {**blocks, **whole}
-        outside = {*self.apart, *whole}
+        points = {a: blocks.get(a, 1) for a in self.parallel} | {**blocks, **whole}
+        outside = {*self.parallel, *whole}
         swept = {a: -(-self.extent(a) // n) for a, n in blocks.items() if a not in outside}
-        programs = math.prod(-(-self.extent(a) // points[a]) for a in self.apart)
+        programs = math.prod(-(-self.extent(a) // points[a]) for a in self.parallel)
         tiles = Tiles(points=points, programs=programs, swept=swept)
         return shape_of(self.all_items(), tiles, self.ctx)
 
@@ -253,7 +253,7 @@ class BlockArrangement(Arrangement):
         for a in known.order:
             if a in wanted:
                 continue
-            is_row = item.kind == "reduce" and a in item.kept
+            is_row = item.kind == "reduce" and a in item.unreduced
             least = LEAST_PRODUCT if known.is_pair else LANES if a is known.lanes else 1
             most = max(rows, least) if is_row else longest
             wanted[a] = max(min(self.power(a), most, points_left), 1)
@@ -269,8 +269,8 @@ class BlockArrangement(Arrangement):
         by point.
         """
         order = [a for a in item.loops if a is lanes]
-        order += [a for a in reversed(item.kept) if a is not lanes]
-        if not is_pair or all(a in item.kept for a in order):
+        order += [a for a in reversed(item.unreduced) if a is not lanes]
+        if not is_pair or all(a in item.unreduced for a in order):
             others = [a for a in reversed(item.reduced) if a not in order]
             order += others if not is_pair else others[:1]
         return order if not is_pair else sorted(order, key=lambda a: a in item.reduced)
@@ -304,7 +304,7 @@ class BlockArrangement(Arrangement):
             return
         long = {a for a in item.loops if self.extent(a) >= LEAST_PRODUCT}
         for k in (a for a in item.reduced if a in long):
-            for i, j in itertools.permutations([a for a in item.kept if a in long], 2):
+            for i, j in itertools.permutations([a for a in item.unreduced if a in long], 2):
                 if as_product(item.d.expr.fn, item.body, (i, j), (k,)) is not None:
                     yield i, j, k
 

@@ -98,16 +98,16 @@ def group(
     program: Program,
     hints: Mapping[str, int],
     threads: int,
-    apart: bool = False,
+    independent: bool = False,
     once: Set[str] = frozenset(),
     alone: Set[str] = frozenset(),
 ) -> list[Group]:
     """Merge groups greedily: first where nothing is lost or values of pairs would have to be
-    stored, then wherever possible. `apart`: a task keeps nothing for the next one. `once`: values
-    that no second kernel may compute. `alone`: values that share no kernel."""
+    stored, then wherever possible. `independent`: a task keeps nothing for the next one. `once`:
+    values that no second kernel may compute. `alone`: values that share no kernel."""
     roots = set(program.outputs) | set(program.checks)
     kept = roots.union(*(sources(program.defs[n]) for n in alone))
-    limits = _limits(program, kept, 2 * threads, hints, apart)
+    limits = _limits(program, kept, 2 * threads, hints, independent)
     shared = _shared(program, kept, limits, hints)
     groups = [Group({d.name: d}) for d in program.defs.values() if d.name not in shared]
     for careful in (True, False):
@@ -116,7 +116,7 @@ def group(
     full = [
         Group({n: _inlined(g.defs[n], shared) for n in _program_order(g, program)}) for g in groups
     ]
-    return _with_epilogues(full, apart)
+    return _with_epilogues(full, independent)
 
 
 def _merge_all(
@@ -185,10 +185,10 @@ def _reading(d: Def, old: str, new: str) -> Def:
     return Def(name=d.name, axes=d.axes, expr=ex.reading(d.expr, {old: new}), loc=d.loc, op=d.op)
 
 
-def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
+def _with_epilogues(groups: list[Group], independent: bool) -> list[Group]:
     """Merge a group of single values into the earlier group that it reads: mean = sum / count.
 
-    `apart`: only if both are one tile.
+    `independent`: only if both are one tile.
     """
     result: list[Group] = []
     for g in groups:
@@ -198,7 +198,7 @@ def _with_epilogues(groups: list[Group], apart: bool) -> list[Group]:
         )
         made = {n: k for k, r in enumerate(result) for n in (*r.defs, *r.epilogue)}
         feeding = {made[s] for s in g.sources if s in made}
-        if apart and any(own_axes(d) for k in feeding for d in result[k].defs.values()):
+        if independent and any(own_axes(d) for k in feeding for d in result[k].defs.values()):
             single = False
         if single and len(feeding) == 1:
             k = feeding.pop()
@@ -222,7 +222,7 @@ class Shared(dict[str, Def]):
 
 
 def _limits(
-    program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], apart: bool
+    program: Program, roots: set[str], tasks: int, hints: Mapping[str, int], independent: bool
 ) -> Limits:
     stored = elements_stored(program, roots, hints)
     large = (d for d in program.defs.values() if elements(d.shape, hints) > stored)
@@ -231,7 +231,7 @@ def _limits(
         tasks=tasks,
         stored=stored,
         long=frozenset((*long, *(n + RECOMPUTED for n in long))),
-        apart=apart,
+        independent=independent,
         strides=memory_strides(program.inputs, program.defs),
     )
 
@@ -343,7 +343,7 @@ def _merged(
         return None
     before = [own, {n: with_axes(d, renaming) for n, d in theirs.items()}]
     full = {**before[0], **before[1]}
-    if not shared.limits.apart and any(d.adds_to for d in full.values()):
+    if not shared.limits.independent and any(d.adds_to for d in full.values()):
         return None  # its tasks own columns: see `axes.without_races`
     if not _loads_at_own_axes(full):
         return None

@@ -70,7 +70,7 @@ class Item:
     chain: tuple[Axis, ...] = ()
 
     @property
-    def kept(self) -> tuple[Axis, ...]:
+    def unreduced(self) -> tuple[Axis, ...]:
         return tuple(a for a in self.loops if a not in self.reduced)
 
 
@@ -414,7 +414,7 @@ def fully_unrolled(item: Item, ctx: Context) -> frozenset[Axis]:
     points_left = 16
     chosen: set[Axis] = set()
     along = [x.free for x in ex.loads(item.body) if item.vector in x.free]
-    for a in item.kept:
+    for a in item.unreduced:
         n = a.extent.const
         if a is item.vector or a in ctx.fixed or a in ctx.shared:
             continue
@@ -431,7 +431,7 @@ def is_register_tile(item: Item, ctx: Context) -> bool:
     axes."""
     if item.kind != "reduce" or item.vector in item.reduced or item.d.expr.dtype.name == "bool":
         return False
-    kept = [a for a in item.kept if a not in ctx.fixed]
+    kept = [a for a in item.unreduced if a not in ctx.fixed]
     steps = math.prod(ctx.extent(a) for a in item.reduced)
     return len(kept) >= 2 and steps >= 8
 

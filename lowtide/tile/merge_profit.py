@@ -20,19 +20,19 @@ from lowtide.texpr import expr as ex
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
 from lowtide.texpr.sizes import elements, likely
-from lowtide.tile.apart import may_share
 from lowtide.tile.axes import (
-    apart_axes,
     common_axes,
     consumed,
     largest_nest,
     own_axes,
+    parallel_axes,
     points,
     reduced_axes,
     sources,
 )
 from lowtide.tile.lines import Strides, leaves_few
 from lowtide.tile.online import rescaled, waits
+from lowtide.tile.program_sharing import may_share
 
 LEAST_PARALLEL: Final = 8  # a merge that leaves fewer independent points than this is not worth it
 FEW: Final = 64  # an axis longer than this counts as large
@@ -50,14 +50,14 @@ class Limits:
 
     `tasks`: the number of a kernel's tasks that keeps all threads busy. `stored`: the elements of
     all inputs and outputs; a value of that size may as well be stored. `long`: products larger than
-    that, which are better not computed twice. `apart`: on a GPU, where a program keeps nothing for
-    the next one. `strides`: of the tensors in memory.
+    that, which are better not computed twice. `independent`: on a GPU, where a program keeps
+    nothing for the next one. `strides`: of the tensors in memory.
     """
 
     tasks: int
     stored: int
     long: frozenset[str]
-    apart: bool
+    independent: bool
     strides: Strides
 
 
@@ -69,7 +69,7 @@ def pays(
 ) -> bool:
     """Return whether one kernel of the two groups, over unified axes, is better than two."""
     full = {**before[0], **before[1]}
-    if limits.apart:
+    if limits.independent:
         if not may_share(full, common, hints, limits.stored):
             return False
     elif leaves_few(before, common, limits.strides, hints, limits.tasks):
@@ -84,7 +84,7 @@ def leaves_tasks(
     defs: Mapping[str, Def], read: set[str], common: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Return whether the common axes have enough points to keep the threads busy."""
-    if len(defs) > 1 and not apart_axes(defs, common):
+    if len(defs) > 1 and not parallel_axes(defs, common):
         # the grid will be an axis that some member reduces, into a buffer of each thread
         for d in defs.values():
             if set(reduced_axes(d)) & set(common) and len(large_axes(own_axes(d), hints)) > 1:
@@ -150,14 +150,14 @@ def large_axes(axes: Iterable[Axis], hints: Mapping[str, int]) -> list[Axis]:
 def _worth_it(
     defs: Mapping[str, Def], common: list[Axis], hints: Mapping[str, int], limits: Limits
 ) -> bool:
-    apart = apart_axes(defs, common)
-    held_limit = 0 if limits.apart else HELD
-    rows = dict.fromkeys(apart, 1)
-    if held_limit and points(apart, hints) < limits.tasks:
+    parallel = parallel_axes(defs, common)
+    held_limit = 0 if limits.independent else HELD
+    rows = dict.fromkeys(parallel, 1)
+    if held_limit and points(parallel, hints) < limits.tasks:
         if any(not limits.long.isdisjoint(sources(d)) for d in defs.values()):
             held_limit = 0  # better in strips
         # the grid is the longest of the other axes, too: what reduces it is held by each thread
-        others = sorted(set(common) - set(apart), key=lambda a: likely(a.extent, hints))
+        others = sorted(set(common) - set(parallel), key=lambda a: likely(a.extent, hints))
         rows |= {a: min(likely(a.extent, hints), ROWS) for a in others[-1:]}
     if len(defs) > 1 and any(_spreads(d, defs, rows, hints, held_limit) for d in defs.values()):
         return False

@@ -72,8 +72,8 @@ def _loop_lines(loop: Loop) -> Iterator[str]:
     yield f"loop {loop.step}: {loop.trips}{' reverse' if loop.reverse else ''}"
     for name, (source, init) in loop.carried.items():
         yield f"carried {name} = {source} from {init}"
-    if loop.kept:
-        yield f"kept {', '.join(sorted(loop.kept))}"
+    if loop.stacked:
+        yield f"kept {', '.join(sorted(loop.stacked))}"
     yield from (f"ends {end} = {name}" for name, end in loop.ends.items())
     yield from (f"block {name} = {', '.join(of)}" for name, of in loop.blocks.items())
     if loop.until:
@@ -131,14 +131,14 @@ class _Head:
         self.program = program
         self.read = IndexReader(sizes)
         self.carried: dict[str, tuple[str, str]] = {}
-        self.kept: list[str] = []
+        self.stacked: list[str] = []
         self.ends: dict[str, str] = {}
         self.blocks: dict[str, tuple[str, ...]] = {}
         self.until = self.why = ""
         self.totals: dict[str, str] = {}
         self.identities: dict[str, float] = {}
         self.heads: dict[str, Callable[[Line], None]] = {
-            "carried": self.carry, "kept": lambda line: self.kept.extend(line.names()),
+            "carried": self.carry, "kept": lambda line: self.stacked.extend(line.names()),
             "ends": self.end, "block": self.block, "until": self.last, "why": self.reason,
             "total": self.total,
         }  # fmt: skip
@@ -167,7 +167,7 @@ class _Head:
         trips = self.read.index(line)
         return Loop(
             program=self.program, step=step, trips=trips, why=self.why,
-            reverse=line.skip("reverse"), carried=self.carried, kept=frozenset(self.kept),
+            reverse=line.skip("reverse"), carried=self.carried, stacked=frozenset(self.stacked),
             ends=self.ends, blocks=self.blocks, until=self.until,
         )  # fmt: skip
 

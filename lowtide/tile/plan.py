@@ -209,7 +209,7 @@ class _Planner:
     def _outlives(self, item: Item, axis: Axis) -> bool:
         """Return whether the buffer still holds everything when the sweep over the axis has
         ended."""
-        return axis not in item.kept or axis in self.values[item.name].whole
+        return axis not in item.unreduced or axis in self.values[item.name].whole
 
     def _sharing(
         self, first: Item, left: list[Item], axis: Axis, path: tuple[Axis, ...]

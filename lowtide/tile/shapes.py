@@ -62,7 +62,7 @@ def product_in(item: Item, tiles: Tiles) -> BlockProduct | None:
     """Return the product of blocks that an item is with these tiles, else None."""
     if item.kind != "reduce" or not isinstance(item.d.expr, Reduce):
         return None
-    kept, reduced = tiles.dims(item.kept), tiles.dims(item.reduced)
+    kept, reduced = tiles.dims(item.unreduced), tiles.dims(item.reduced)
     if any(tiles.points[a] < LEAST_PRODUCT for a in (*kept, *reduced)):
         return None
     return as_product(item.d.expr.fn, item.body, kept, reduced)
@@ -138,7 +138,7 @@ def _words(dtype: DType) -> int:
 
 def _accumulator_registers(item: Item, tiles: Tiles) -> int:
     """Registers of an accumulator: wide, unless it is a product."""
-    axes = item.kept if product_in(item, tiles) is not None else item.loops
+    axes = item.unreduced if product_in(item, tiles) is not None else item.loops
     twin = 3 if item.d.expr.dtype is not item.body.dtype else 1  # a place, and the best value
     return tiles.product(axes) * _words(item.body.dtype) * twin
 

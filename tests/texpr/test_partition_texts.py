@@ -43,7 +43,7 @@ def head(part: Part | Loop) -> str:
         return "# part"
     facts = [f"# loop {part.step} of {part.trips}", *(["backwards"] if part.reverse else [])]
     facts += [f"carries {n} = {was} from {first}" for n, (was, first) in part.carried.items()]
-    facts += [f"keeps {n}" for n in sorted(part.kept)]
+    facts += [f"keeps {n}" for n in sorted(part.stacked)]
     facts += [f"ends {n} as {end}" for n, end in part.ends.items()]
     facts += [f"fills {n} by {' '.join(of)}" for n, of in part.blocks.items()]
     return "; ".join([*facts, *([f"until {part.until}"] if part.until else [])])
@@ -69,7 +69,7 @@ def run(parts: Parts, texts: list[str], inputs: Tensors, sizes: Mapping[str, int
                 found.append(made[n])
         for n, found in rows.items():
             env[part.ends.get(n, n)] = found[-1]
-            if n in part.kept:
+            if n in part.stacked:
                 env[n] = torch.stack(found[::-1] if part.reverse else found)
         for n, of in part.blocks.items():
             env[n] = torch.stack([env[x] for x in of])

@@ -210,7 +210,7 @@ class _Builder:
                 self.emit(view)
         stacks: dict[str, str] = {}
         for name in program.outputs:
-            is_read_later = name in loop.kept or name in parts
+            is_read_later = name in loop.stacked or name in parts
             stacks[name] = self.value(name) if is_read_later else stage.head + name
             if name not in parts:
                 self.take(stacks[name], defs[name], (slots(loop, name), *defs[name].shape))
@@ -289,7 +289,7 @@ class _Builder:
             d, rows = loop.program.defs[name], slots(loop, name)
             stacks[name] = self.take(stage.head + name, d, (rows, *d.shape)), rows
         nest = self.nest(stage, loop, here, stacks)
-        here.update({n: stacks[n][0] for n in loop.kept})
+        here.update({n: stacks[n][0] for n in loop.stacked})
         for name, end in loop.ends.items():
             of, rows = stacks[name]
             row = _row_number(_last(loop), rows, loop)
@@ -353,7 +353,7 @@ class _Builder:
 
 def slots(loop: partition.Loop, name: str) -> Index:
     """Return the number of rows of a value's stack: all steps, or the last `SLOTS` only."""
-    return loop.trips if name in loop.kept else as_index(SLOTS)
+    return loop.trips if name in loop.stacked else as_index(SLOTS)
 
 
 def _tensor(d: Def, shape: Shape | None = None) -> Tensor:

@@ -116,7 +116,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Permute:
     """A permuted view of an output: dim k of the view is dim `order[k]` of the output."""
 
     name: str
@@ -153,7 +153,7 @@ class Write:
     value: Operand
 
 
-Statement = Size | Call | Turn | Let
+Statement = Size | Call | Permute | Let
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def live_ins(program: RegionProgram) -> Iterator[int]:
                 yield from _positions(operands)
             case Let(value=value):
                 yield from _positions([value])
-            case Turn():
+            case Permute():
                 pass
     for write in program.writes:
         yield from _positions([write.to, write.value])
@@ -225,7 +225,7 @@ class _Checker:
                     self.operands(operands)
                 case Let(value=value):
                     self.operands([value])
-                case Turn(of=of):
+                case Permute(of=of):
                     self.operands([of])
             if statement.name in self.made:
                 raise VerifyError(f"{statement.name} is made twice")
@@ -269,7 +269,7 @@ def _line(statement: Statement) -> str:
             return f"size {name} = {op}({', '.join(map(text_of, operands))})"
         case Call(name=name, op=op, operands=operands):
             return f"{name} = {op}({', '.join(map(text_of, operands))})"
-        case Turn(name=name, of=of, order=order):
+        case Permute(name=name, of=of, order=order):
             return f"{name} = {text_of(of)} permuted {order}"
         case Let(name=name, value=value):
             return f"{name} = {text_of(value)}"
@@ -388,7 +388,7 @@ class PythonRegion:
                 return f"    z.append({self._call(statement)})"
             case Call(name=name):
                 return f"    {name} = {self._call(statement)}"
-            case Turn(name=name, of=of, order=order):
+            case Permute(name=name, of=of, order=order):
                 return f"    {name} = {self._text(of)}.permute{order}"
             case Let(name=name, value=value):
                 return f"    {name} = {self._text(value)}"

@@ -28,11 +28,11 @@ from lowtide.codegen.host.region import (
     Object,
     Operand,
     Output,
+    Permute,
     RegionProgram,
     Size,
     Sized,
     Statement,
-    Turn,
     Write,
     verify_region,
 )
@@ -113,7 +113,7 @@ class _Parser:
     def _statement(self) -> Statement:
         if (found := _TURN.fullmatch(self.line)) is not None:
             order = tuple(int(k) for k in found[3].split(",") if k.strip())
-            return Turn(name=found[1], of=Output(number=int(found[2])), order=order)
+            return Permute(name=found[1], of=Output(number=int(found[2])), order=order)
         if (found := _LET.fullmatch(self.line)) is None:
             raise self._fail("`name = op(…)`")
         tree = self._tree(found[2])

@@ -112,7 +112,7 @@ def _instance(c: Context, name: str, node: ast.expr, outcome: bool) -> Iterator[
         return
 
     def find(type_: Type) -> Type:
-        answers = [(m, is_one(m, tested)) for m in members(type_)]
+        answers = [(m, is_instance_of_any(m, tested)) for m in members(type_)]
         if not outcome:
             return _union([_left(m, tested) for m, answer in answers if answer is not True])
         one = tested[0] if len(tested) == 1 and _tells_all(tested[0]) else None
@@ -137,7 +137,7 @@ def _tells_all(type_: Type) -> bool:
     return cls is None or (cls.__module__ != "builtins" and not type.__subclasses__(cls))
 
 
-def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
+def is_instance_of_any(type_: Type, tested: Sequence[Type]) -> bool | None:
     """Return whether a value of this type is of one of the tested types; None if that is known at
     run time."""
     if type_ == t.ListType(t.INT):
@@ -145,7 +145,7 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
     named = [x for x in tested if isinstance(x, t.TupleType) and x.cls]
     if named:
         rest = [x for x in tested if x not in named]
-        return _is_named(type_, [python_class(x) for x in named], is_one(type_, rest))
+        return _is_named(type_, [python_class(x) for x in named], is_instance_of_any(type_, rest))
     if any(t.is_subtype(type_, x) for x in tested) or (type_ == t.BOOL and t.INT in tested):
         return True
     if t.is_dynamic(type_) or type_ == t.NUMBER:
@@ -161,7 +161,7 @@ def is_one(type_: Type, tested: Sequence[Type]) -> bool | None:
 
 
 def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bool | None:
-    """Return `is_one` for named tuples, which are told by their class, whatever they hold."""
+    """Return `is_instance_of_any` for named tuples: their class decides, whatever they hold."""
     own = python_class(type_)
     if otherwise or any(issubclass(own, cls) for cls in tested):
         return True
@@ -169,7 +169,7 @@ def _is_named(type_: Type, tested: Sequence[type], otherwise: bool | None) -> bo
 
 
 def _is_one_of_ints(tested: Sequence[Type]) -> bool | None:
-    """Return `is_one` for a list of ints; a size, which is a tuple, has this IR type, too."""
+    """Return `is_instance_of_any` for a list of ints. A size, a tuple, has this IR type, too."""
     known = [cls for x in tested if (cls := classes.class_of(x)) is not None]
     as_list = any(t.is_subtype(t.ListType(t.INT), x) for x in tested)
     as_list |= any(issubclass(list, cls) for cls in known)

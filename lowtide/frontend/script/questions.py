@@ -21,7 +21,7 @@ from lowtide.frontend.script.context import Context, NotKnown
 from lowtide.frontend.script.dict_views import shown
 from lowtide.frontend.script.expressions import value_attribute
 from lowtide.frontend.script.module_state import join_path
-from lowtide.frontend.script.narrowing import exact_class, is_one, members, python_class
+from lowtide.frontend.script.narrowing import exact_class, is_instance_of_any, members, python_class
 from lowtide.frontend.script.node_tables import ATTRIBUTE_OF, STORE_OF
 from lowtide.frontend.script.nodes import Call, ModuleRef, Node, PythonObject
 from lowtide.frontend.script.outer_objects import has_attribute, object_attribute
@@ -48,10 +48,12 @@ def _isinstance(c: Context, call: Call) -> Node:
         raise c.error(
             call.node, "isinstance() takes a class, or a tuple of classes", "a class by name"
         )
-    answers = {is_one(member, tested) for member in members(value.type)}
+    answers = {is_instance_of_any(member, tested) for member in members(value.type)}
     if len(answers) == 1 and None not in answers:
         return c.const(answers.pop())
-    others = {is_one(member, tested) for member in members(value.type) if member != t.NONE}
+    others = {
+        is_instance_of_any(member, tested) for member in members(value.type) if member != t.NONE
+    }
     if isinstance(value.type, OptionalType) and len(others) == 1 and None not in answers:
         return c.py(call.node, "py.is_not" if others.pop() else "py.is", value, c.const(None))
     text = str(tested[0] if len(tested) == 1 else t.UnionType(tuple(tested)))

@@ -29,12 +29,12 @@ from lowtide.ir.core import Block, Op, Value
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """One value that was read. `kept`: the value, its required type, or, for a captured value, its
-    type."""
+    """One value that was read. `expected`: the value, its required type, or, for a captured value,
+    its type."""
 
     find: Callable[[], object]  # its holder: a module is not kept alive
     name: str
-    kept: object
+    expected: object
     is_captured: bool
 
 
@@ -49,10 +49,10 @@ class Recheck:
         for row in self._rows:
             now = now_at(row.find(), row.name)
             as_read = not row.is_captured or _is_same(now, next(values))
-            if isinstance(row.kept, t.Type):
-                as_read = as_read and _fits(now, row.kept)
+            if isinstance(row.expected, t.Type):
+                as_read = as_read and _fits(now, row.expected)
             elif not row.is_captured:
-                as_read = same(row.kept, now)
+                as_read = same(row.expected, now)
             if not as_read:
                 raise RuntimeError(self._problem(row.name))
 
@@ -113,11 +113,11 @@ def put_rechecks(c: Context) -> None:
 
 
 def _read(row: Row) -> tuple[_Read, Value | None]:
-    holder, name, kept = row
+    holder, name, expected = row
     find = weakref.ref(holder) if isinstance(holder, torch.nn.Module) else _Giver(holder)
-    if not isinstance(kept, Value):
-        return _Read(cast("Any", find), name, kept, False), None
-    return _Read(cast("Any", find), name, kept.type, True), kept
+    if not isinstance(expected, Value):
+        return _Read(cast("Any", find), name, expected, False), None
+    return _Read(cast("Any", find), name, expected.type, True), expected
 
 
 class _Giver:

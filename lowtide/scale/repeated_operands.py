@@ -61,7 +61,7 @@ def _made_from(outer: Outer, value: Value) -> tuple[set[Value], list[Op]] | None
     return params, [op for op in outer.ops if op in ops]
 
 
-def with_operands_apart(outer: Outer, op: Op) -> tuple[Function, Mapping[Value, Value]]:
+def with_repeated_operands(outer: Outer, op: Op) -> tuple[Function, Mapping[Value, Value]]:
     """Return the function in which each operand of `op` is computed for itself, and the new
     parameters with those that they repeat."""
     fn = outer.function

@@ -11,7 +11,7 @@ In:  definitions over unified axes, their common axes, likely sizes. Out: a bool
     s[i, j] = sum[c](q[i, c] * k[j, c])     yes: s is never stored
     o[i, d] = sum[j](s[i, j] * v[j, d])
 
-The `apart` axes are the parallel ones: all members have them, and none reduces over them.
+The `parallel` axes are those that all members have and none reduces over.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from lowtide.texpr.expr import Def, Reduce
 from lowtide.texpr.index import Axis
-from lowtide.tile.axes import apart_axes, own_axes, points, reduced_axes, sources
+from lowtide.tile.axes import own_axes, parallel_axes, points, reduced_axes, sources
 
 MAX_HELD = 512  # accumulators per row, if sharing a kernel avoids storing a reduction
 FREELY_HELD = 128  # the same, if sharing only saves reads
@@ -35,48 +35,48 @@ def may_share(
 ) -> bool:
     """Return whether the definitions may share a kernel. `stored`: a value with at most this number
     of elements is cheap to store."""
-    if not takes_apart(defs, common):
+    if not fits_independent_programs(defs, common):
         return False
-    apart = apart_axes(defs, common)
+    parallel = parallel_axes(defs, common)
     return not any(
-        _holds_too_much(d, defs, apart, hints)
-        or _waits_for_long_sums(d, defs, apart, hints, stored)
+        _holds_too_much(d, defs, parallel, hints)
+        or _waits_for_long_sums(d, defs, parallel, hints, stored)
         if isinstance(d.expr, Reduce)
-        else _is_left_to_few(d, defs, apart, hints)
+        else _is_left_to_few(d, defs, parallel, hints)
         for d in defs.values()
     )
 
 
 def _is_left_to_few(
-    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+    d: Def, defs: Mapping[str, Def], parallel: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Return whether few programs would write a large pointwise value that reads small sums only.
     If the sums are stored, another kernel writes it with many programs."""
-    if points(apart, hints) >= FEW_PROGRAMS or points(own_axes(d), hints) < MUCH:
+    if points(parallel, hints) >= FEW_PROGRAMS or points(own_axes(d), hints) < MUCH:
         return False
-    return all(set(own_axes(u)) <= set(apart) for u in _reductions_read(d, defs))
+    return all(set(own_axes(u)) <= set(parallel) for u in _reductions_read(d, defs))
 
 
 def _holds_too_much(
-    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int]
+    d: Def, defs: Mapping[str, Def], parallel: list[Axis], hints: Mapping[str, int]
 ) -> bool:
     """Return whether a program would need more accumulators for `d` than sharing is worth."""
     swept = {a for n in _readers(d.name, defs) for a in reduced_axes(defs[n])}
-    held = points((a for a in own_axes(d) if a not in apart and a not in swept), hints)
+    held = points((a for a in own_axes(d) if a not in parallel and a not in swept), hints)
     if held == 1:
         return False
     inner = {a for u in _reductions_read(d, defs) for a in own_axes(u)}
     if not inner.isdisjoint(reduced_axes(d)):
         return held > MAX_HELD
-    return held > FREELY_HELD or points(apart, hints) < MANY_ROWS
+    return held > FREELY_HELD or points(parallel, hints) < MANY_ROWS
 
 
 def _waits_for_long_sums(
-    d: Def, defs: Mapping[str, Def], apart: list[Axis], hints: Mapping[str, int], stored: int
+    d: Def, defs: Mapping[str, Def], parallel: list[Axis], hints: Mapping[str, int], stored: int
 ) -> bool:
     """Return whether `d` reduces over a small value that takes long to compute: by long sums, or by
     much work that few programs would share."""
-    are_few = points(apart, hints) < FEW_PROGRAMS
+    are_few = points(parallel, hints) < FEW_PROGRAMS
     return any(
         not set(own_axes(u)).isdisjoint(reduced_axes(d))
         and points(own_axes(u), hints) <= stored
@@ -99,16 +99,16 @@ def _reductions_read(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
                 yield defs[name]
 
 
-def takes_apart(defs: Mapping[str, Def], common: list[Axis]) -> bool:
+def fits_independent_programs(defs: Mapping[str, Def], common: list[Axis]) -> bool:
     """Return whether independent programs, one for each tile of the parallel axes, can compute the
     definitions. If a reduction keeps another axis, only its readers may reduce over that axis."""
-    apart = apart_axes(defs, common)
-    if len(defs) > 1 and not apart:
+    parallel = parallel_axes(defs, common)
+    if len(defs) > 1 and not parallel:
         return all(not own_axes(d) for d in defs.values())
     for name, d in defs.items():
         if not isinstance(d.expr, Reduce):
             continue
-        kept = [a for a in own_axes(d) if a not in apart]
+        kept = [a for a in own_axes(d) if a not in parallel]
         others = defs.keys() - _readers(name, defs)
         if any(a in reduced_axes(defs[n]) for n in others for a in kept):
             return False
