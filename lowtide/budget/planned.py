@@ -1,8 +1,8 @@
 """A Driver that looks for a plan at the first call with some sizes, and keeps it for later ones.
 
-In: a Function. Out: a callable like a Driver. A plan is kept for sizes, strides, dtypes, wanted
-gradients, the numbers and strings among the arguments, and, where the function writes, for which
-arguments share memory.
+In: a Function. Out: a callable like a Driver. A plan is kept for sizes, strides, dtypes, devices,
+wanted gradients, the numbers and strings among the arguments, and, where the function writes, for
+which arguments share memory.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
 def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         has_grad = value.is_leaf and value.grad is not None
-        return (tuple(value.shape), value.stride(), value.dtype, value.requires_grad, has_grad)
+        device = None if value.is_cpu or value.is_meta else value.device  # dry runs are the CPU's
+        form = (tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+        return (*form, has_grad, device)
     if isinstance(value, tuple | list):
         return tuple(map(_form, cast("Sequence[Any]", value)))
     if type(value) is dict:
