@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import torch
 
 from lowtide.torch_private.autograd import FUNCTION_OF_C, READ_BY_C, FunctionBase
-from lowtide.torch_private.modes import transform
+from lowtide.torch_private.modes import run_as_it_is, transform
 from lowtide.torch_private.pytree import tensors_in
 
 
@@ -102,7 +102,8 @@ def without_layers(apply: Any) -> Any:
     return _OF_C.__get__(None, apply.__self__) if is_ours else apply
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+@run_as_it_is
+def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     run = cast("Callable[..., Any]", super(FunctionBase, cls).apply)
     if FUNCTION_OF_C is not None:
         run = functools.partial(_seen, run, cls)
@@ -112,17 +113,20 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _inside_layers(run, call)(*args, **kwargs)
 
 
+@run_as_it_is
 def _inside_layers(run: Callable[..., Any], call: Call) -> Callable[..., Any]:
     for layer in _layers:
-        run = _inside(layer, run, call)
+        run = functools.partial(_inside, layer, run, call)
     return run
 
 
-def _inside(layer: Layer, run: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    return lambda *args, **kwargs: layer(run, call, args, kwargs)
+@run_as_it_is
+def _inside(layer: Layer, run: Callable[..., Any], call: Call, /, *args: Any, **kwargs: Any) -> Any:
+    return layer(run, call, args, kwargs)
 
 
-def _seen(run: Callable[..., Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
+@run_as_it_is
+def _seen(run: Callable[..., Any], cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     before, _thread.seen = _thread.seen, cls
     try:
         return run(*args, **kwargs)
@@ -142,8 +146,9 @@ def _read(cls: Any, name: str) -> Any:
     return value
 
 
+@run_as_it_is
 def _forward(
-    forward: Callable[..., Any], cls: Any, is_grad: bool, *args: Any, **kwargs: Any
+    forward: Callable[..., Any], cls: Any, is_grad: bool, /, *args: Any, **kwargs: Any
 ) -> Any:
     ctx, given = (args[:1], args[1:]) if _has_ctx(cls) else ((), args)
     call = Call(cls=cls, is_grad=is_grad, is_inside=True)

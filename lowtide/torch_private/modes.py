@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.utils._python_dispatch as dispatch
@@ -16,6 +16,8 @@ __all__ = ["DeviceContext"]  # PyTorch's mode of the default device
 
 _C: Final[Any] = torch._C  # pyright: ignore[reportPrivateUsage]
 _dispatch: Final[Any] = dispatch
+_F = TypeVar("_F", bound=Callable[..., Any])
+_frames: Final[Any] = _C._dynamo.eval_frame
 _FLAG: Final = "_is_in_any_mode_without_ignore_compile_internals"  # torch 2.11 may lack it
 
 
@@ -138,3 +140,12 @@ class OwnMode(TorchDispatchMode):
             is_on = not all(mode.ignore_compile_internals() for mode in stack)
             setattr(dispatch, _FLAG, is_on)
             _C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals(is_on)
+
+
+def run_as_it_is(function: _F) -> _F:
+    """Return the function, whose frame `torch.compile` does not capture. It may capture those of
+    the functions that it calls."""
+    action: Any = _frames._FrameAction
+    strategy = _frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    _frames.set_code_exec_strategy(function.__code__, strategy)
+    return function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,3 +178,32 @@ def test_torch_compile_keeps_what_it_has_compiled() -> None:
     assert {row.source for row in prof.rows() if row.op == "aten::sin"} == {
         line_of(call, "return compiled")
     }
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slope: float) -> torch.Tensor:
+        ctx.slope = slope
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return g * ctx.slope, None
+
+
+exp = Exp.apply
+
+
+@pytest.mark.parametrize("compiled", [lt.compile, torch.compile(backend="eager")])
+def test_an_autograd_function_in_a_first_call(compiled: Callable[..., Any]) -> None:
+    """Dynamo, which stops at the Function, does not look into what the profiler puts around it."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return Exp.apply(x * 2, 3.0) + exp(x, 2.0) * 2
+
+    x = torch.randn(3, requires_grad=True)
+    with lt.profile():
+        y = compiled(f)(x)
+        y.sum().backward()
+    torch.testing.assert_close(y, f(x))
+    assert torch.equal(x.grad, torch.full((3,), 10.0))

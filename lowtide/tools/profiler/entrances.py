@@ -22,6 +22,7 @@ from lowtide.function_apply import Call
 from lowtide.tools.profiler import watch
 from lowtide.tools.profiler.patches import Patches
 from lowtide.torch_private.autograd import RUN_BACKWARD
+from lowtide.torch_private.modes import run_as_it_is
 from lowtide.torch_private.torch_jit import COMPILED
 
 _lock = threading.Lock()
@@ -76,6 +77,7 @@ def _watched_backward(old: Any) -> Any:
     return run
 
 
+@run_as_it_is
 def _watched_apply(
     run: Callable[..., Any], _: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
