@@ -237,7 +237,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     words = [
         "Errors are those beside PyTorch in float64, in steps of float32 at the result's largest "
         "value. Whole numbers are the same as PyTorch's, unless rounding decides them. One thread, "
-        "processor time, the least of some calls. Where sizes are arguments, kernels are up to 1.6 "
+        "processor time, the least of some calls. Where sizes are arguments, kernels are up to 1.4 "
         "times as slow as for a fixed size, which `sizes=` gives.",
         f"Of {len(others)} programs over pairs, {compared} are exported and compared in the same "
         f"way; not exported: {', '.join(refused) or 'none'}."

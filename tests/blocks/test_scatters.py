@@ -16,7 +16,7 @@ import lowtide as lt
 from lowtide.api.explain import BackwardLine
 from lowtide.codegen.triton.kernels import BlockKernels
 from lowtide.execute.gradient import Gradient, Pass
-from lowtide.tile import apart, axes, strips
+from lowtide.tile import axes, program_sharing, strips
 from tests.blocks.programs import looked_up, nearest, tied
 
 pytestmark = pytest.mark.filterwarnings("error:.*is refused")
@@ -219,7 +219,7 @@ def short_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strips, "FEWEST", 32)
     monkeypatch.setattr(strips, "MOST", 32)
     monkeypatch.setattr(axes, "LONG", 32)
-    monkeypatch.setattr(apart, "MAX_HELD", 64)
+    monkeypatch.setattr(program_sharing, "MAX_HELD", 64)
 
 
 def kernels(compiled: Any, *given: Tensor) -> list[str]:
