@@ -183,15 +183,12 @@ class Recorder:
         self.copied = tuple(
             k for k, n in enumerate(self.names) if n in copies and n in gradient.saved_inputs
         )
-        # Fields for fast calls, without look-ups by name. `saved_places`: of inputs; outputs are
-        # numbered -1, -2, …
+        # Fields for fast calls, without look-ups by name. `held`: inputs; outputs are -1, -2, …
         self.results = tuple(gradient.program.results)
         self.saved = tuple(s.name for s in gradient.saved if s.output < 0)
         self.shared = tuple((s.name, s.output) for s in gradient.saved if s.output >= 0)
         instead = {n: -1 - k for n, k in gradient.in_place_of.items()}
-        self.saved_places = tuple(
-            instead.get(n, self.names.index(n)) for n in gradient.saved_inputs
-        )
+        self.held = tuple(instead.get(n, self.names.index(n)) for n in gradient.saved_inputs)
         self.dead = tuple(k for k, carries in enumerate(gradient.carrying) if not carries)
         self.dependent = dependent(gradient.program, gradient.carrying)
         self.is_turned = any(order is not None for order in eager.orders)
@@ -318,9 +315,7 @@ class Region(FunctionBase):
         if r.shared:
             call.aliases = [_stored(outputs[k].detach(), r, k) for _, k in r.shared]
             call.versions = [*map(version, call.aliases)]
-        ctx.save_for_backward(
-            *[tensors[k] if k >= 0 else outputs[-1 - k] for k in r.saved_places], *kept
-        )
+        ctx.save_for_backward(*[tensors[k] if k >= 0 else outputs[-1 - k] for k in r.held], *kept)
         ctx.call = call
         ctx.set_materialize_grads(False)
         if r.dead or checks:
@@ -339,9 +334,7 @@ class Region(FunctionBase):
         if call.seen:
             check_unseen(call.seen, g.program)
         if len(g.parts) < 2:
-            kept: Sequence[Tensor] = (
-                ctx.saved_tensors if r.saved_places or r.saved or r.shared else ()
-            )
+            kept: Sequence[Tensor] = ctx.saved_tensors if r.held or r.saved or r.shared else ()
         else:
             shared = [name for name, _ in r.shared]
             kept, call.left = saved_for(
@@ -355,7 +348,7 @@ class Region(FunctionBase):
         needed: tuple[bool, ...] = ctx.needs_input_grad
         with watching.aside():
             if torch.is_grad_enabled() or torch_state.in_transform(given):
-                found = r.with_graph(call, kept[: len(r.saved_places)], given, needed)
+                found = r.with_graph(call, kept[: len(r.held)], given, needed)
             else:
                 found = _by_kernels(call, kept, given, needed, unshared)
         gradients: list[Tensor | None] = [None] * len(needed)
@@ -452,7 +445,7 @@ def _by_kernels(
         way = r.way(needed, tuple(patterns), unchanged, call.sizes)
     except Exception as error:
         survive(error, "the backward pass")
-        return by_eager(call, kept[: len(r.saved_places)], cotangents, needed)
+        return by_eager(call, kept[: len(r.held)], cotangents, needed)
     if way.made.executable is None:
         results = list[Tensor]()
     else:
@@ -462,7 +455,7 @@ def _by_kernels(
         try:
             results = [*r.launch(executable, given, call.sizes, call.numbers)]
         except KernelFault:
-            return by_eager(call, kept[: len(r.saved_places)], cotangents, needed)
+            return by_eager(call, kept[: len(r.held)], cotangents, needed)
     return [
         at.gradient(results, call)
         if isinstance(at, _Found)
