@@ -24,6 +24,7 @@ from lowtide.tile.axes import (
     common_axes,
     consumed,
     is_batch,
+    is_read_in_tiles,
     own_axes,
     pointwise_inlined,
     reduced_axes,
@@ -344,12 +345,7 @@ class Arrangement:
         return bool(set(reduced_axes(d)) & self.grid_axes())
 
     def _is_local(self, d: Def) -> bool:
-        """Read one tile at a time: a member reduces over an axis that it has."""
-        if d.name in self.recomputed:
-            return True
-        swept = set(own_axes(d)) - self.grid_axes()
-        users = [u for u in self.defs.values() if d.name in sources(u)]
-        return any(swept & set(reduced_axes(u)) for u in users)
+        return d.name in self.recomputed or is_read_in_tiles(d, self.defs, self.grid_axes())
 
     # -- sweeps --
 

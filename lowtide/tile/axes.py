@@ -44,6 +44,13 @@ def reduced_axes(d: Def) -> tuple[Axis, ...]:
     return d.expr.axes if isinstance(d.expr, Reduce) else ()
 
 
+def is_read_in_tiles(d: Def, defs: Mapping[str, Def], divided: Iterable[Axis]) -> bool:
+    """Return whether a member reduces an axis that the value has: it is computed where that reads
+    it, one tile at a time, and follows no running maximum. `divided`: axes that tasks divide."""
+    swept = set(own_axes(d)) - set(divided)
+    return any(swept & set(reduced_axes(u)) for u in defs.values() if d.name in sources(u))
+
+
 def points(axes: Iterable[Axis], hints: Mapping[str, int]) -> int:
     """Return the points of a loop nest at the sizes of the first call."""
     return math.prod(likely(a.extent, hints) for a in axes)

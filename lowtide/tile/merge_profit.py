@@ -23,6 +23,7 @@ from lowtide.texpr.sizes import elements, likely
 from lowtide.tile.axes import (
     common_axes,
     consumed,
+    is_read_in_tiles,
     largest_nest,
     own_axes,
     parallel_axes,
@@ -218,7 +219,7 @@ def _is_computed_twice(
     if not first:
         return False
     sums = {n: u for n, u in defs.items() if n in first}
-    rescaled_maxima = rescaled(sums, lambda u: None if _is_read_in_tiles(u, defs, common) else True)
+    rescaled_maxima = rescaled(sums, lambda u: None if is_read_in_tiles(u, defs, common) else True)
     return any(waits(u, first, defs, rescaled_maxima) for u in readers)
 
 
@@ -234,13 +235,6 @@ def _stays_apart(
     if any(d.name in sources(u) for u in other.values()):
         return False
     return not _is_computed_twice(d, own, common_axes(own, consumed(own)), hints)
-
-
-def _is_read_in_tiles(d: Def, defs: Mapping[str, Def], common: list[Axis]) -> bool:
-    """Return whether a member reduces an axis that the value has: it is computed where that reads
-    it, one tile at a time, and follows no running maximum."""
-    swept = set(own_axes(d)) - set(common)
-    return any(swept & set(reduced_axes(u)) for u in defs.values() if d.name in sources(u))
 
 
 def _readers(d: Def, defs: Mapping[str, Def]) -> Iterator[Def]:
