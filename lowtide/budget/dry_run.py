@@ -50,7 +50,7 @@ from lowtide.memory.like_device import LikeCuda, LikeTheCpu
 from lowtide.memory.stand_ins import like
 from lowtide.runtime import ownership
 from lowtide.specialise.region_boundaries import about_a_loop, static_reason
-from lowtide.specialise.signature import CPU, Ineligible, exact_key
+from lowtide.specialise.signature import CPU, Ineligible, dense_key, exact_key, meta_key
 from lowtide.specialise.stand_ins import NUMBERS, UNKNOWN, stand_ins
 from lowtide.texpr.printer import print_program
 from lowtide.torch_private import torch_state
@@ -97,7 +97,7 @@ def ineligible(values: Sequence[Any]) -> str:
             continue
         on_meta = isinstance(v, torch.Tensor) and v.is_meta
         try:
-            exact_key((v,), [], on_meta=on_meta)
+            exact_key((v,), [], tensor_key=meta_key if on_meta else dense_key)
         except Ineligible as why:
             return str(why)
     return ""
@@ -197,7 +197,7 @@ class DryRun(Executor):
         if self.ledger.elsewhere.holds(values):
             return self._eager(plan, pos, region.ops.end, env, "has tensors of the CPU and the GPU")
         try:
-            exact_key(values, [], on_meta=True)
+            exact_key(values, [], tensor_key=meta_key)
             entry = region.resolve(values, self.device)
         except Ineligible as why:
             return self._eager(plan, pos, region.ops.end, env, str(why))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from lowtide.execute.backend import Tiles
 from lowtide.execute.driver import Driver
 from lowtide.ir.aliases import may_change
 from lowtide.ir.core import Function
+from lowtide.specialise.signature import exact_key, form_key
 from lowtide.torch_private import torch_state
 from lowtide.torch_private.autograd import without_saved_hooks
 from lowtide.torch_private.pytree import tensors_in
@@ -62,9 +63,17 @@ def call_key(args: Sequence[Any], reads_floats: bool) -> Any:
     floats among the arguments."""
     # On GPUs the kernels of a backward pass depend on it.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    forms = tuple(float if type(x) is float and not reads_floats else _form(x) for x in args)
     state = torch.is_grad_enabled(), torch.get_num_threads(), is_deterministic
-    return *state, torch_state.surroundings(), forms
+    known = [*state, torch_state.surroundings()]
+    return tuple(exact_key(args, known, reads_floats, tensor_key=_tensor_key))
+
+
+def _tensor_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what a plan depends on, of any tensor. Where there is a gradient, a backward pass adds
+    to it instead of making one."""
+    if tensor.layout is not torch.strided:
+        return tensor.layout, tensor.dtype, tensor.shape, tensor.requires_grad
+    return *form_key(tensor), tensor.is_leaf and tensor.grad is not None
 
 
 def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
@@ -72,19 +81,3 @@ def _sharing(args: Sequence[Any]) -> tuple[int, ...]:
     seen in the others. Empty if none share."""
     storages = [storage_of(x) for x in tensors_in(args)]
     return tuple(map(storages.index, storages)) if len({*storages}) < len(storages) else ()
-
-
-def _form(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        has_grad = value.is_leaf and value.grad is not None
-        device = None if value.is_cpu or value.is_meta else value.device  # dry runs are the CPU's
-        form = (tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
-        return (*form, has_grad, device)
-    if isinstance(value, tuple | list):
-        return tuple(map(_form, cast("Sequence[Any]", value)))
-    if type(value) is dict:
-        rows = cast("Mapping[Any, Any]", value).items()
-        return tuple((_form(k), _form(v)) for k, v in rows)
-    is_plain = value is None or isinstance(value, int | float | str)
-    # By text: `1`, `1.0` and `True` are equal, and so are 0.0 and -0.0; NaN is not equal to itself.
-    return (type(value), repr(value)) if is_plain else id(cast("object", type(value)))

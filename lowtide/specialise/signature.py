@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -86,38 +86,56 @@ class Ineligible(Exception):
     `explain()`."""
 
 
-def exact_key(
-    values: Any, parts: list[Any], floats: bool = False, on_meta: bool = False
-) -> list[Any]:
-    """Appends all that a Specialisation may depend on; `floats`: the values of floats too.
+def dense_key(tensor: torch.Tensor, on_meta: bool = False) -> tuple[Any, ...]:
+    """Return all that a Specialisation may depend on. Raises Ineligible for tensors that are not
+    plain ones, `on_meta` or on a machine."""
+    if type(tensor) not in TENSOR_TYPES:
+        raise Ineligible(f"a tensor of type {type(tensor).__name__}")
+    is_here = tensor.is_meta if on_meta else tensor.is_cpu or tensor.is_cuda
+    if not is_here or tensor.layout is not _STRIDED:
+        raise Ineligible("a tensor that is not a dense tensor on the CPU or a GPU")
+    if tensor.is_neg() or is_zero_tensor(tensor):
+        raise Ineligible("a lazily negated tensor, or one of zeros without memory")
+    if tensor.is_nested:
+        raise Ineligible("a nested tensor")
+    return form_key(tensor)
 
-    Raises Ineligible for tensors that are not plain ones, `on_meta` or on a machine."""
+
+meta_key = functools.partial(dense_key, on_meta=True)
+
+
+def form_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the dtype, sizes, strides, whether a gradient is recorded, and the device where it is
+    not the CPU. A meta tensor stands for one of the CPU."""
+    shape = tensor.shape
+    strides = (tensor.is_contiguous() and 1 not in shape) or tensor.stride()
+    form = (tensor.dtype, shape, strides, tensor.requires_grad and _GRAD_ON())
+    return form if tensor.is_cpu or tensor.is_meta else (tensor.device, *form)
+
+
+def exact_key(
+    values: Any,
+    parts: list[Any],
+    floats: bool = False,
+    tensor_key: Callable[[torch.Tensor], tuple[Any, ...]] = dense_key,
+) -> list[Any]:
+    """Append all that tells calls with these values apart: of tensors `tensor_key`, of numbers,
+    strings and constants themselves, of tuples, lists and dicts their parts, of other objects the
+    class. `floats`: the values of floats too."""
     for v in values:
         kind = type(v)  # pyright: ignore[reportUnknownVariableType]
-        if kind in TENSOR_TYPES:
-            if not (v.is_meta if on_meta else v.is_cpu or v.is_cuda) or v.layout is not _STRIDED:
-                raise Ineligible("a tensor that is not a dense tensor on the CPU or a GPU")
-            if v.is_cuda:
-                parts.append(v.device)
-            if v.is_neg() or is_zero_tensor(v):
-                raise Ineligible("a lazily negated tensor, or one of zeros without memory")
-            if v.is_nested:
-                raise Ineligible("a nested tensor")
-            records = v.requires_grad and _GRAD_ON()
-            shape = v.shape
-            parts += (v.dtype, shape, (v.is_contiguous() and 1 not in shape) or v.stride(), records)
+        if isinstance(v, torch.Tensor):
+            parts += tensor_key(v)
         elif kind is float:
             parts += (float, v.hex()) if floats else (float,)
         elif kind is int or kind in PLAIN_TYPES:
             parts += (kind, v)
         elif isinstance(v, tuple | list):
             parts += (kind, len(v))  # pyright: ignore[reportUnknownArgumentType]
-            exact_key(v, parts, floats, on_meta)
+            exact_key(v, parts, floats, tensor_key)
         elif kind is dict:
             parts += (kind, *v)
-            exact_key(v.values(), parts, floats, on_meta)
-        elif isinstance(v, torch.Tensor):
-            raise Ineligible(f"a tensor of type {kind.__name__}")
+            exact_key(v.values(), parts, floats, tensor_key)
         else:
             parts += (kind, v) if isinstance(v, enum.Enum) else (kind,)
     return parts
