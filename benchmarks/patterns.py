@@ -227,6 +227,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--page", action="store_true", help="write the page, measure nothing")
     options = parser.parse_args()
+    if unknown := {*options.names} - {p.name for p in PATTERNS}:
+        parser.error(f"no program {', '.join(sorted(unknown))}")
     if options.page:
         latest = json.loads(max(RESULTS.glob("*-patterns.json")).read_text(encoding="utf-8"))
         write_page(str(Machine(**latest["machine"])), latest["rows"])

@@ -35,6 +35,7 @@ Content = bytes | Callable[[IO[bytes]], None]  # or a function that writes it, p
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _NAME: Final = re.compile(
     r"lowtide\.json|state\.safetensors|code/[A-Za-z0-9_.]{1,200}\.ir|extra/[^\x00-\x1f\\]{1,1000}"
+    r"|kernels/[A-Za-z0-9_.-]{1,200}"
 )
 _BROKEN: Final = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, NotImplementedError),

@@ -14,10 +14,12 @@ OLDEST_FORMAT: Final = 1
 
 MANIFEST: Final = "lowtide.json"
 STATE: Final = "state.safetensors"
+KERNELS: Final = "kernels/"
 
 ENTRIES: Final = 20_000
 MANIFEST_BYTES: Final = 256 << 20
 CODE_BYTES: Final = 16 << 20
+KERNEL_BYTES: Final = 64 << 20  # of one library
 LINE_CHARS: Final = 1 << 20
 OPS: Final = 500_000  # in one program
 NESTING: Final = 80  # blocks in blocks

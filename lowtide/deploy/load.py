@@ -40,6 +40,7 @@ from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import LoadError
 from lowtide.ir import python_objects
 from lowtide.memory import watching
+from lowtide.runtime import packed
 from lowtide.version import __version__
 
 _MANIFEST: Final = (
@@ -56,17 +57,25 @@ def load(
     map_location: str | torch.device | dict[str, str] | None = None,
     _extra_files: dict[str, Any] | None = None,
     _restore_shapes: bool = False,
+    *,
+    kernels: bool = False,
 ) -> ScriptFunction | ScriptModule:
     """Return a compiled function or module from a file that lt.save or torch.jit.save wrote.
 
     `map_location`: a device for all tensors, or {saved device: device}. `_extra_files`: a dict; the
     contents of the extra files with its names are put into it, as bytes. `_restore_shapes`, as in
-    torch.jit, is ignored. Raises LoadError."""
+    torch.jit, is ignored. `kernels`: use the kernels that `lt.save(…, kernels=True)` wrote, so that
+    calls like those before the save need no C compiler. They are machine code of the file, which
+    nothing checks: use it for files that you trust. Without it, no code of a file is run.
+
+    Raises LoadError, also if the kernels are of another CPU or another version of Lowtide."""
     del _restore_shapes
     place = storages.placing(map_location)
     # A dispose scope around the call does not free the model's tensors.
     with archive.open_archive(f) as opened, watching.aside():
         if archive.is_torchscript(opened.infos):
+            if kernels:
+                raise LoadError("a file of torch.jit.save has no kernels: omit `kernels=True`")
             return _load_old(opened, place, f, _extra_files)
         manifest = _manifest(opened)
         opened.check_names()
@@ -75,6 +84,8 @@ def load(
             pieces = tensor_file.read(file, info.file_size)
         extra = _extra(opened, _extra_files or {})
         found = _Loader(opened, manifest, pieces, place).load()
+        if kernels:
+            packed.unpack(_kernels(opened))
     if _extra_files is not None:
         _extra_files.update(extra)
     return found
@@ -107,6 +118,14 @@ def _manifest(opened: Archive) -> Node:
             f"Lowtide reads formats from {limits.OLDEST_FORMAT} on; save the model again"
         )
     return manifest.only(*_MANIFEST)
+
+
+def _kernels(opened: Archive) -> dict[str, bytes]:
+    start = limits.KERNELS
+    names = [name for name in opened.infos if name.startswith(start)]
+    if not names:
+        raise LoadError("the file has no kernels: lt.save(…, kernels=True) writes them")
+    return {n.removeprefix(start): opened.read(n, limits.KERNEL_BYTES) for n in names}
 
 
 def _extra(opened: Archive, wanted: dict[str, Any]) -> dict[str, bytes]:

@@ -27,6 +27,7 @@ from lowtide.deploy.writer import Writer
 from lowtide.diagnostics.tracebacks import entry_point
 from lowtide.errors import CompileError
 from lowtide.frontend.script.module_state import root_of
+from lowtide.runtime import packed
 from lowtide.version import __version__
 
 ExtraFiles = Mapping[str, str | bytes]
@@ -37,14 +38,22 @@ def save(
     m: ScriptFunction | ScriptModule,
     f: str | os.PathLike[str] | IO[bytes],
     _extra_files: ExtraFiles | None = None,
+    *,
+    kernels: bool = False,
 ) -> None:
     """Write a compiled function or module, and extra files, to a path or a binary file object.
 
-    Raises CompileError if a program needs the user's Python; a file at the path is unchanged."""
+    `kernels`: write the built kernels, too, for `lt.load(f, kernels=True)` on machines with the
+    same CPU and no C compiler. These are all kernels that this process has used so far, those of
+    its other programs too; call `m` before. Raises CompileError if a program needs the user's
+    Python, BackendError if there are no kernels; a file at the path is unchanged."""
     if not isinstance(m, ScriptFunction | ScriptModule):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(m).__name__
         raise TypeError(f"lt.save takes a compiled function or module, not {kind}: lt.script first")
-    archive.write(f, contents(m, _extra_files or {}))
+    entries = contents(m, _extra_files or {})
+    if kernels:
+        entries += [(f"{limits.KERNELS}{name}", data) for name, data in packed.pack().items()]
+    archive.write(f, entries)
 
 
 def contents(

@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from lowtide import config
-from lowtide.errors import BackendError
+from lowtide.errors import BackendError, LoadError
 from lowtide.runtime import folder, toolchain
 
 CAP_BYTES = 1 << 30
@@ -41,6 +41,7 @@ _STORES_PER_EVICTION = 64
 _MAGIC = b"LOWTIDE1"
 _DIGEST_BYTES = 32
 _SUFFIX = ".dll" if sys.platform == "win32" else ".so"
+_NAME = re.compile(rf"\w{{1,40}}-(?P<key>[0-9a-f]{{64}})\{_SUFFIX}", re.ASCII)
 _NO_ROOM = re.compile("No space left|quota exceeded|Read-only file system|Permission denied")
 
 
@@ -93,6 +94,38 @@ def load_libraries(sources: Sequence[str], name: str) -> list[ctypes.CDLL]:
             for loading in [pool.submit(load_library, source, name) for source in distinct]:
                 loading.result()
     return [load_library(source, name) for source in sources]
+
+
+def loaded_files() -> dict[str, bytes]:
+    """Return the files of all libraries that this process has loaded, by name; files that were
+    removed or damaged since are left out."""
+    found: dict[str, bytes] = {}
+    for key, library in tuple(_loaded.items()):
+        with contextlib.suppress(OSError), open(library._name, "rb") as file:
+            data = file.read()
+            if _is_sealed(data, key):
+                found[os.path.basename(library._name)] = data
+    return found
+
+
+def store(name: str, data: bytes) -> None:
+    """Put a file of `loaded_files` into the folder. Raises LoadError."""
+    match = _NAME.fullmatch(name)
+    if match is None or not _is_sealed(data, match["key"]):
+        raise LoadError(f"the kernel {name!r} is damaged")
+    root = folder.trusted()
+    if root is None:
+        raise LoadError("kernels of a file need a cache folder: set LOWTIDE_CACHE_DIR to one")
+    path = os.path.join(folder.subfolder(root, "kernels"), name)
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError as fault:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise LoadError(f"the kernels of the file cannot be stored: {fault}") from fault
 
 
 def stats() -> CacheStats:
@@ -244,7 +277,10 @@ def _seal(file: str, key: str) -> None:
 def _is_whole(file: str, key: str) -> bool:
     """Return whether the file is a complete library sealed under `key`. Raises OSError."""
     with open(file, "rb") as library:
-        data = library.read()
+        return _is_sealed(library.read(), key)
+
+
+def _is_sealed(data: bytes, key: str) -> bool:
     trailer = _DIGEST_BYTES + len(_MAGIC)
     if len(data) <= trailer or not data.endswith(_MAGIC):
         return False

@@ -126,16 +126,29 @@ def use(rates: Rates) -> None:
 def keep(rates: Rates) -> None:
     """Set the rates, and store them on disk for later processes."""
     use(rates)
-    rows = {f"library {k}": str(v) for k, v in rates.library.items()}
-    rows |= {f"kernels {k}": str(v) for k, v in rates.kernels.items()}
-    facts.write(_FACTS, _key(), rows | {"bytes_per_ns": str(rates.bytes_per_ns)})
+    facts.write(_FACTS, _key(), to_rows(rates))
 
 
 def _read() -> Rates:
     """Return the rates on disk, empty if there are none or the file is damaged."""
     try:
-        rows = {k: float(v) for k, v in facts.read(_FACTS, _key()).items()}
-    except (ValueError, BackendError):
+        return from_rows(facts.read(_FACTS, _key()))
+    except BackendError:
+        return Rates()
+
+
+def to_rows(rates: Rates) -> dict[str, str]:
+    """Return the rates as texts, for a file."""
+    rows = {f"library {k}": str(v) for k, v in rates.library.items()}
+    rows |= {f"kernels {k}": str(v) for k, v in rates.kernels.items()}
+    return rows | {"bytes_per_ns": str(rates.bytes_per_ns)}
+
+
+def from_rows(texts: Mapping[str, str]) -> Rates:
+    """Return the rates that `to_rows` wrote, empty ones if the texts are damaged."""
+    try:
+        rows = {k: float(v) for k, v in texts.items()}
+    except ValueError:
         return Rates()
     if not rows or not all(0 < v < 1e9 for v in rows.values()) or "bytes_per_ns" not in rows:
         return Rates()

@@ -103,9 +103,29 @@ class Compiler:
         raise BackendError(problem, output, source_path)
 
 
+_stand_in: Compiler | None = None
+
+
 def compiler() -> Compiler:
-    """Return the C compiler. Raises BackendError with what to install, if there is none."""
-    return _compiler(config.current().compiler)
+    """Return the C compiler, or what stands in for it. Raises BackendError with what to install, if
+    there is none."""
+    try:
+        return _compiler(config.current().compiler)
+    except BackendError:
+        if _stand_in is None:
+            raise
+        return _stand_in
+
+
+def stand_in(other: Compiler) -> bool:
+    """Let another machine's compiler stand for this one's; return whether there was none here."""
+    global _stand_in
+    try:
+        _compiler(config.current().compiler)
+    except BackendError:
+        _stand_in = other
+        return True
+    return False
 
 
 def target() -> Target:
