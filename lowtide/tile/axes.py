@@ -16,7 +16,7 @@ from typing import Final
 
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import at_indices
-from lowtide.texpr.expr import AddAt, Def, Load, Reduce
+from lowtide.texpr.expr import AddAt, Apply, Def, Expr, Load, Reduce
 from lowtide.texpr.index import Axis, as_index, the_axis
 from lowtide.texpr.normalise import inline
 from lowtide.texpr.sizes import likely
@@ -100,10 +100,22 @@ def owning_axes(place: Load) -> dict[Axis, int]:
 
 
 def is_batch(a: Axis, defs: Mapping[str, Def], hints: Mapping[str, int]) -> bool:
-    """Return whether two points of the axis read nothing in common, and each has enough work."""
-    loads = [x for d in defs.values() for x in ex.loads(d.expr) if x.free]
+    """Return whether two points of the axis have no factor of a product in common, or without
+    products read nothing in common; and each has enough work. A part of a factor may be common,
+    such as a bias, and what is read beside products, such as a mask."""
+    factors = [e for d in defs.values() for e in _factors(d)]
+    read = factors or [e for d in defs.values() for e in ex.loads(d.expr)]
     work = largest_nest(defs, hints)
-    return work >= SMALL_POINTS * likely(a.extent, hints) and all(a in x.free for x in loads)
+    enough = work >= SMALL_POINTS * likely(a.extent, hints)
+    return enough and all(a in e.free for e in read if e.free)
+
+
+def _factors(d: Def) -> tuple[Expr, ...]:
+    """Return the factors of a product of matrices, or of what is similar; () for others."""
+    body = d.expr.body if isinstance(d.expr, Reduce) else d.expr
+    if not d.is_contraction or not isinstance(body, Apply) or body.fn != "mul":
+        return ()
+    return body.args
 
 
 def shares_columns(axes: Sequence[Axis], defs: Mapping[str, Def]) -> bool:

@@ -310,21 +310,37 @@ def _goes_far(e: Expr, reduced: tuple[Axis, ...]) -> bool:
 
 
 def long_sum(item: Item, ctx: Context) -> Axis | None:
-    """Return the axis of the places of a row, in the gradient of a convolution's weights. They
-    share the loads of the other factor, and stay in registers together (see `long_sum`)."""
+    """Return the axis of a row that the gradient of a convolution's weights is summed over: both
+    factors are contiguous along it, and the windows of one overlap."""
     e = item.d.expr
     if item.kind != "reduce" or not isinstance(e, Reduce) or e.fn != "sum":
         return None
     if not isinstance(e.body, Apply) or e.body.fn != "mul" or not e.dtype.is_float:
         return None
     factors = [a for a in e.body.args if isinstance(a, Load) and a.source not in ctx.inner]
-    if len(factors) != 2 or not any(is_windowed(f, e.axes) for f in factors):
+    if len(factors) != 2 or not any(_overlaps(f, e.axes) for f in factors):
         return None
     for a in e.axes:
         steps = [stride_along(address(f, ctx.strides), a) for f in factors]
         if all(s is not None and s.const == 1 for s in steps) and ctx.extent(a) >= 4 * ctx.lanes:
             return a
     return None
+
+
+def _overlaps(load: Load, reduced: tuple[Axis, ...]) -> bool:
+    """Return whether windows over axes of `reduced` have elements in common. Those of `64 * head +
+    i`, for i below 64, have none."""
+    for index in load.index:
+        axes = [a for a in deep_atoms(index) if isinstance(a, Axis)]
+        for r in (a for a in axes if a in reduced):
+            for other in (a for a in axes if a not in reduced):
+                step, by = stride_along(index, r), stride_along(index, other)
+                reach = None if step is None or r.extent.const is None else step * r.extent
+                if by is None or reach is None or by.const is None or reach.const is None:
+                    return True
+                if abs(by.const) < abs(reach.const):
+                    return True
+    return False
 
 
 def rounds(item: Item) -> bool:

@@ -17,7 +17,7 @@ from lowtide.texpr.places import address, stride_along
 from lowtide.texpr.sizes import likely
 from lowtide.tile.begin import begin_in_registers
 from lowtide.tile.ir import Accumulate, Kernel, Nest, Stage, reached
-from lowtide.tile.items import along_lanes, cost, node_cost
+from lowtide.tile.items import along_lanes, breaks_along, cost, node_cost
 from lowtide.tile.parts import sum_in_parts, summed_inside
 from lowtide.tile.target import Target
 
@@ -103,25 +103,33 @@ def _sums(nest: Nest) -> list[Accumulate]:
 def _across_the_grain(
     nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]
 ) -> Axis | None:
-    """Return the contiguous axis of the tensor, if the nest only copies it to a buffer in which
-    another axis is contiguous; else None."""
+    """Return the axis along which memory is contiguous, if the nest computes a value into a buffer
+    in which the other axis is; else None. It reads no buffer, whose tiles begin elsewhere."""
     if len(nest.writes) != 1 or not isinstance(w := nest.writes[0], Stage):
         return None
-    if not isinstance(w.expr, Load) or w.expr.source in kernel.values or len(nest.axes) != 2:
+    last = w.buffer.last
+    if len(nest.axes) != 2 or set(w.buffer.axes) != set(nest.axes) or last is None or nest.reads:
         return None
-    plain = w.expr.dtype.name in ("f32", "f64") and set(w.buffer.axes) == set(nest.axes)
-    if (
-        not plain
-        or (w.buffer.panel and w.buffer.panel % kernel.lanes)
-        or any(True for _ in w.expr.children)
+    if w.expr.dtype is not w.buffer.dtype or w.expr.dtype.name not in ("f32", "f64"):
+        return None
+    (along,) = {*nest.axes} - {last}
+    found = [e for e in reached(w.expr, ()) if isinstance(e, Load)]
+    if (w.buffer.panel and w.buffer.panel % kernel.lanes) or any(
+        e.source in kernel.values or any(True for _ in e.children) for e in found
     ):
         return None
-    offset = address(w.expr, strides)
-    steps = {a: stride_along(offset, a) for a in nest.axes}
-    along = [a for a, s in steps.items() if s is not None and s.const == 1]
-    if None in steps.values() or len(along) != 1 or along[0] is w.buffer.last:
-        return None
-    return along[0]
+    offsets = [address(e, strides) for e in found]
+    across = [stride_along(o, last) for o, e in zip(offsets, found, strict=True) if last in e.free]
+    lines = [o for o, e in zip(offsets, found, strict=True) if along in e.free]
+    is_strided = any(s is not None and s.const not in (0, 1) for s in across)
+    is_contiguous = all(_is_line(o, along) for o in lines)
+    return along if lines and is_strided and is_contiguous and None not in across else None
+
+
+def _is_line(offset: Index, along: Axis) -> bool:
+    """Return whether memory is contiguous along the axis, except at a few points."""
+    step = stride_along(offset, along)
+    return bool(breaks_along(offset, along)) if step is None else step.const == 1
 
 
 def _code_size(nest: Nest, kernel: Kernel, strides: Mapping[str, tuple[Index, ...]]) -> int:

@@ -1,9 +1,11 @@
-"""Copies a tensor into a buffer with another contiguous axis: transposes blocks in registers.
+"""Fills a buffer whose contiguous axis is not that of memory: transposes blocks in registers.
 
-In:  a nest that copies a tensor into a buffer whose contiguous axis is not the tensor's.
+In:  a nest that computes a value into a buffer; along its axis `transposed`, memory is contiguous.
 Out: C: loops over blocks of lanes × lanes elements, with one call for each block.
 
-    s[k, j] = y[j, k]     y contiguous along k, s along j    for j by 16, k by 16: lt_transpose(…)
+    s[k, j] = y[j, k]          y contiguous along k, s along j
+                               for j by 16, k by 16: lt_transpose(&y[j, k], …)
+    s[k, j] = y[j, k] + c[k]   for j by 16, k by 16: block = …, then lt_transpose(block, …)
 """
 
 from __future__ import annotations
@@ -11,49 +13,76 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.codegen.c.c_names import Names, buffer_place, c_index
+from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.pointwise import MEMORY
 from lowtide.texpr.expr import Load
 from lowtide.texpr.index import Axis
 from lowtide.texpr.places import address, stride_along
-from lowtide.tile.ir import Nest, Stage
+from lowtide.tile.ir import Buffer, Nest, Stage
 
 LIBRARY = ("load_{t}", "load_part_{t}", "store_{t}")
 
 
 def transposed_lines(nest: Nest, names: Names) -> Iterator[str]:
-    """Yield the C of a nest whose `transposed`, the tensor's contiguous axis, is set."""
+    """Yield the C of a nest whose `transposed`, the axis along which memory lies, is set."""
     (w,) = nest.writes
     assert isinstance(w, Stage)
-    assert isinstance(w.expr, Load)
     assert nest.transposed is not None
     assert w.buffer.last is not None
     p, q = nest.transposed, w.buffer.last
     t, lanes = w.buffer.dtype.name, names.lanes
     names.use(*(n.format(t=t) for n in LIBRARY), f"@transpose_{t}")
-    offset = address(w.expr, names.strides)
-    step = stride_along(offset, q)
-    assert step is not None
-    local = {p: f"l_{names.axis(p)}", q: f"l_{names.axis(q)}"}
-
-    def coordinate(a: Axis) -> str:
-        name = names.axis(a)
-        return f"(b_{name} + {local[a]})" if a in local else f"b_{name}"
+    local = {p: f"t_{names.axis(p)}", q: f"t_{names.axis(q)}"}
 
     def place(p_offset: str) -> str:
         def within(a: Axis) -> str:
-            base = coordinate(a) if a in w.buffer.whole else local[a]
+            base = f"(b_{names.axis(a)} + {local[a]})" if a in w.buffer.whole else local[a]
             return f"{base}{p_offset}" if a is p else base
 
         return buffer_place(w.buffer, names, within)
 
-    n_p, n_q = f"n_{names.axis(p)}", f"n_{names.axis(q)}"
-    yield f"for (int64_t {local[q]} = 0; {local[q]} < {n_q}; {local[q]} += {lanes})"
-    yield f"  for (int64_t {local[p]} = 0; {local[p]} < {n_p}; {local[p]} += {lanes})"
+    for a in (q, p):
+        x = local[a]
+        yield f"for (int64_t {x} = 0; {x} < n_{names.axis(a)}; {x} += {lanes}) {{"
+    sizes = [f"(int)lt_min({lanes}, n_{names.axis(a)} - {local[a]})" for a in (q, p)]
+    if isinstance(w.expr, Load):
+        offset = address(w.expr, names.strides)
+        step = stride_along(offset, q)
+        assert step is not None
+
+        def coordinate(a: Axis) -> str:
+            name = names.axis(a)
+            return f"(b_{name} + {local[a]})" if a in local else f"b_{name}"
+
+        source, step_text = f"p_{w.expr.source} + {c_index(offset, coordinate)}", c_index(step)
+    else:
+        yield from ("  " + line for line in _block_lines(w, p, q, local, names))
+        source, step_text = "s_block", f"{lanes}"
     yield (
-        f"    lt_transpose_{t}(p_{w.expr.source} + {c_index(offset, coordinate)}, {c_index(step)}, "
-        f"(int)lt_min({lanes}, {n_q} - {local[q]}), (int)lt_min({lanes}, {n_p} - {local[p]}), "
+        f"  lt_transpose_{t}({source}, {step_text}, {', '.join(sizes)}, "
         f"&{place('')}, &{place(' + 1')} - &{place('')});"
     )
+    yield "}}"
+
+
+def _block_lines(w: Stage, p: Axis, q: Axis, local: dict[Axis, str], names: Names) -> Iterator[str]:
+    """Yield the C that computes a block of lanes x lanes points, as memory lies: a nest over a tile
+    of this size."""
+    dtype, lanes = w.buffer.dtype, names.lanes
+    block = Buffer(name="block", dtype=dtype, axes=(q, p), last=p)
+    nest = Nest(axes=(q, p), writes=[Stage(buffer=block, expr=w.expr)], order=(q, p), vector=p)
+    yield f"{MEMORY[dtype.name]} s_block[{lanes * lanes}];"
+    yield f"const int64_t e_block_last = {lanes};"
+    for a in (q, p):
+        name = names.axis(a)
+        yield f"const int64_t c_{name} = b_{name} + {local[a]};"
+        yield f"const int64_t m_{name} = lt_min({lanes}, n_{name} - {local[a]});"
+    yield "{"
+    for a in (q, p):
+        name = names.axis(a)
+        yield f"  const int64_t b_{name} = c_{name}, n_{name} = m_{name}; (void)b_{name};"
+    yield from ("  " + line for line in nest_lines(nest, names))
+    yield "}"
 
 
 def transpose_function(t: str, lanes: int) -> str:
