@@ -263,7 +263,7 @@ class Arrangement:
             tile = max(tile, 16 * self.lanes if any(i.vector is main for i in items) else 1)
             if any(main in long_terms(i) for i in items):
                 tile = min(tile, SUM_TILE)
-            sums = (i for i in items if main in long_terms(i) and updated_in_memory(i, items))
+            sums = (i for i in items if main in long_terms(i) and self._is_added_to(i))
             tile = min([tile, *(max(ADD_TILE // short_terms(i, main, i.vector), 8) for i in sums)])
             if any(short_row(i.d) and main not in i.reduced for i in self.all_items()):
                 tile = max(tile, LONG_ROWS)
@@ -329,6 +329,10 @@ class Arrangement:
         """Return whether both may share a nest. A value of a tile and its readers may not."""
         alike = a.kind == b.kind and (a.name in self.local) == (b.name in self.local)
         return alike and same_points(a, b)
+
+    def _is_added_to(self, item: Item) -> bool:
+        """Return whether a float sum may be updated in memory at each term, beside other sums."""
+        return updated_in_memory(item, [i for i in self.all_items() if self._side_by_side(i, item)])
 
     def all_items(self) -> list[Item]:
         return [*self.items, *self.local.values()]
@@ -480,7 +484,7 @@ class Arrangement:
         terms, lanes = long_terms(item), item.vector
         yield from ((a, LANES_TILE) for a in long_lanes(item))
         swept = [a for a in terms if a not in self.grid_axes()]
-        if not updated_in_memory(item, self.all_items()):
+        if not self._is_added_to(item):
             yield from ((a, SUM_TILE) for a in swept)
             return
         short = short_terms(item, lanes)

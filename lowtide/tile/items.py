@@ -44,6 +44,7 @@ FULL_EXTENT = 8  # constant extents up to this are unrolled completely in a redu
 ARG = frozenset({"argmin", "argmax"})
 LEAST_STAGED = 4  # vector operations,
 WORTH_STAGING = 28  # and so many that are saved at each point of the buffer
+WIDENING = 3  # of a vector of bytes, such as a mask
 COSTLY = 10  # vector operations: of a transcendental function
 SPLAT, SIDE_BY_SIDE, STAGED, TESTED = 0.25, 1.0, 1.3, 1.6  # a vector, by how its elements lie
 STRIDED, ANYWHERE = 0.7, 2.0  # the same for each of its lanes
@@ -478,7 +479,7 @@ def _worth_staging(e: Expr, have: frozenset[Axis], item: Item, ctx: Context) -> 
         step = along_lanes(address(e, ctx.strides), item.vector, ctx.lanes)
         return step is None or step.const != 1
     hoisted = item.vector not in have and not (have & set(item.reduced))
-    operations = cost(e)
+    operations = cost(e) + WIDENING * sum(x.dtype.itemsize == 1 for x in set(ex.loads(e)))
     is_worth_it = operations >= LEAST_STAGED and (reuse - 1) * operations >= WORTH_STAGING
     return not hoisted and is_worth_it
 
