@@ -245,9 +245,15 @@ class Differentiation:
         return (self.inputs.get(name) or self.delays.get(name) or self.defs[name]).dtype
 
     def place(self, name: str) -> tuple[Loc, str]:
-        """Return the source line and the op of a value; an input has none."""
+        """Return the source line and the op of a value. An input has no op, and the line at which
+        it is first read."""
         d = self.defs.get(name)
-        return (d.loc, d.op) if d is not None else (UNKNOWN_LOC, "")
+        if d is not None:
+            return d.loc, d.op
+        read = (
+            d.loc for d in self.defs.values() if any(x.source == name for x in ex.loads(d.expr))
+        )
+        return next(read, UNKNOWN_LOC), ""
 
 
 _in_use: weakref.WeakValueDictionary[tuple[object, ...], Differentiation]
