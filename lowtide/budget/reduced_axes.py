@@ -14,7 +14,7 @@ In: an op, its operands on the meta device, and the dim along which each operand
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 import torch
@@ -29,8 +29,9 @@ Tensor = torch.Tensor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduced:
     """`kind`: how parts combine. `dim`: of the operand, along which positions count. `inner`: by
-    how much the flat position grows from one point of the axis to the next. `divide`: the combined
-    sum is divided by the number of elements, as in a mean."""
+    how much the position grows from one point of the axis to the next, such as 11 for
+    `d.flatten().argmax()`, d: [13, 11], cut along 13. `divide`: the combined sum is divided by the
+    number of elements, as in a mean."""
 
     kind: str
     dim: int = 0
@@ -41,8 +42,9 @@ class Reduced:
     k: int = 0
 
 
-def reduced_axis(op: Op, values: Sequence[Any], cut: Cut) -> Reduced:
-    """Return how the parts of the op's results combine. Raises Dependent and Needs."""
+def reduced_axis(op: Op, values: Sequence[Any], cut: Cut, extent: int) -> Reduced:
+    """Return how the parts of the op's results combine. `extent`: points of the axis, each of which
+    may be several rows of an operand. Raises Dependent and Needs."""
     rule = _RULES.get(op.name)
     named: dict[str, Any] = {}
     if op.name == "call_torch":
@@ -53,7 +55,9 @@ def reduced_axis(op: Op, values: Sequence[Any], cut: Cut) -> Reduced:
         values = values[:count]
     if rule is None:
         raise Dependent("works along what is cut")
-    return rule(values, named, cut)
+    found = rule(values, named, cut)
+    rows = next(x.shape[cut[id(x)]] for x in tensors_in(list(values)) if id(x) in cut)
+    return replace(found, inner=found.inner * rows // extent)
 
 
 def weights_of(op: Op, values: Sequence[Any], cut: Cut) -> int:

@@ -173,7 +173,8 @@ class _Follower(Finder):
             return None
         try:
             try:
-                self.axis_.combined[op] = reduced_axis(op, values, self.axis_.cut)
+                cut, extent = self.axis_.cut, self.axis_.extent
+                self.axis_.combined[op] = reduced_axis(op, values, cut, extent)
             except Needs as need:
                 self._more(need, op)
         except Dependent:

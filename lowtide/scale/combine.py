@@ -56,7 +56,7 @@ def wider(rule: Reduced, parts: Parts, start: int) -> Parts:
         case "sum" | "counts" | "logsumexp" | "weighted":
             return tuple(x.to(_ACCUMULATED.get(x.dtype, x.dtype)) for x in parts)
         case "topk":
-            return parts[0], parts[1] + start
+            return parts[0], parts[1] + start * rule.inner
         case kind if kind.endswith(".dim"):
             return parts[0], parts[1] + start * rule.inner
         case _:

@@ -140,7 +140,7 @@ class _Backward:
             case "min.dim" | "max.dim" if join.reduced:
                 axis = join.reduced[0]
                 span = self.job.plan.span(axis, index[axis])
-                at = self.values[place[0], 1][where]
+                at = self.values[place[0], 1][where] // join.rule.inner
                 given = torch.where((at >= span.start) & (at < span.stop), given, 0)
             case "logsumexp" if join.reduced:
                 share = (result.detach() - self.values[place][where]).exp()

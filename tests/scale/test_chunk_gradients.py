@@ -22,6 +22,11 @@ def scores(a: Tensor, b: Tensor):
     return s.logsumexp(0), s.logsumexp(1).sum(), (s * s).mean(0), s
 
 
+def flat(a: Tensor, b: Tensor):
+    s = a @ b.T
+    return s.flatten().max(0).values, s.reshape(-1, 10).min(0).values, s.flatten().logsumexp(0)
+
+
 def gradients(call: Callable[..., Any], *given: Tensor) -> tuple[Any, ...]:
     leaves = [x.clone().requires_grad_() for x in given]
     results = call(*leaves)
@@ -31,7 +36,7 @@ def gradients(call: Callable[..., Any], *given: Tensor) -> tuple[Any, ...]:
     return results, [x.grad for x in leaves]
 
 
-@pytest.mark.parametrize("f", [chamfer, scores])
+@pytest.mark.parametrize("f", [chamfer, scores, flat])
 def test_gradients_are_those_of_the_plain_call(f: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     a, b = torch.rand(90, 3, dtype=torch.float64), torch.rand(70, 3, dtype=torch.float64)

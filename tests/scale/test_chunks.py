@@ -33,6 +33,11 @@ def positions(d: Tensor):
     return d.argmin(), d.argmax(1), d.argmin(0, True), d.max(), d.min(0), d.max(1, True)
 
 
+def flat_positions(d: Tensor):
+    flat = d.flatten()
+    return flat.argmin(), flat.max(0), d.reshape(26, 5).argmin(0), flat.topk(3).indices
+
+
 def gram(x: Tensor):
     return x.T @ x, x.mean(0), x.sum(), (x * x).sum(0) / x.shape[0]
 
@@ -101,6 +106,7 @@ CASES: list[tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = [
     (chamfer, ((13, 3), (10, 3)), 6),
     (reductions, ((13, 3), (10, 3)), 6),
     (positions, ((13, 10),), 6),
+    (flat_positions, ((13, 10),), 2),
     (gram, ((13, 4),), 2),
     (attention, ((2, 9, 4), (2, 11, 4), (2, 11, 5)), 10),
     (attention_and_weights, ((2, 9, 4), (2, 11, 4), (2, 11, 5)), 10),
