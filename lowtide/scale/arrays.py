@@ -11,9 +11,11 @@ Nothing is loaded whole that is read in parts. No library of arrays is imported 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import mmap
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -165,6 +167,7 @@ class Sink:
             )
         if not self._is_writable():
             raise LowtideError("out is read-only; write instead: a store opened for writing")
+        _reserve(array)
 
     def _is_writable(self) -> bool:
         if isinstance(self.array, Tensor):
@@ -203,6 +206,59 @@ class Sink:
     def read(self, where: Slices) -> Tensor:
         """Return a part that has been written."""
         return source_of(self.array).part(where)
+
+
+def _reserve(array: Any) -> None:
+    """Allocate the file of a memory map on disk. Raises OSError if the disk is full, at which a
+    later write into the map would end the process."""
+    found, name = mapping_of(array), getattr(array, "filename", None)
+    if found is None or name is None or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        with open(name, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, found.size())
+    except OSError as fault:
+        if fault.errno == errno.ENOSPC:
+            raise OSError(fault.errno, fault.strerror, str(name)) from fault
+
+
+def flush_store(array: Any) -> None:
+    """Write to disk what HDF5 holds in memory. Raises OSError, such as of a full disk."""
+    file = getattr(array, "file", None)
+    if hasattr(file, "flush"):
+        cast("Any", file).flush()
+
+
+def refuse_overlaps(places: Sequence[Any], args: Sequence[Any]) -> None:
+    """Raise LowtideError if a place for results is an argument too, which later tasks read."""
+    for place in places:
+        if any(is_array(x) and _overlap(place, x) for x in args):
+            raise LowtideError(
+                "out shares memory with an argument, which later tasks still read; write instead: "
+                "another array"
+            )
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    first, second = _in_memory(a), _in_memory(b)
+    if first is None or second is None:
+        return a is b or (type(a) is type(b) and not hasattr(a, "__dask_graph__") and bool(a == b))
+    name = getattr(a, "filename", None)
+    if name is not None and name == getattr(b, "filename", None):
+        return True
+    return bool(np.may_share_memory(first, second))
+
+
+def _in_memory(array: Any) -> np.ndarray[Any, Any] | None:
+    """Return the bytes of a tensor, or a NumPy array or memory map; None for another array."""
+    if isinstance(array, Tensor) and array.device.type == "cpu" and array.numel():
+        offsets = sum((n - 1) * k for n, k in zip(array.shape, array.stride(), strict=True))
+        count = (1 + offsets) * array.element_size()
+        begin = array.storage_offset() * array.element_size()
+        with torch.no_grad():
+            flat = torch.tensor((), dtype=torch.uint8).set_(array.detach().untyped_storage())
+        return flat[begin : begin + count].numpy()
+    return cast("Any", array) if isinstance(array, np.ndarray) else None
 
 
 def _pieces(

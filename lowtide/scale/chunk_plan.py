@@ -11,6 +11,7 @@ a part predicts. The set and the sizes that move the fewest bytes win.
 
 from __future__ import annotations
 
+import heapq
 import html
 import itertools
 import math
@@ -42,6 +43,7 @@ _WORK: Final = 0.25  # bytes moved that are as slow as a byte that is computed
 _WITH_GRADIENT: Final = ("sum", "min.dim", "max.dim", "logsumexp")
 _REWRITTEN: Final = 3  # a part of a stored chunk: it is read, and written again
 _ROUND: Final = 64
+_FEWER: Final = 4  # by how much fewer tasks are tried if there cannot be as many
 _SHARES: Final = 8  # of the way from whole sizes to 1, on a logarithmic scale
 _BISECTIONS: Final = 5
 _UNKNOWN: Final = 1 << 62
@@ -165,9 +167,11 @@ class Planner:
 
     def plan(self) -> ChunkPlan:
         """Return the plan. Raises BudgetError."""
+        most = math.prod(heapq.nlargest(_MOST_CUT, (axis.extent for axis in self.axes)))
+        self.least_tasks = min(self.least_tasks, most)
         best = self._cheapest()
-        if best is None and self.least_tasks > 1:
-            self.least_tasks = 1
+        while best is None and self.least_tasks > 1:
+            self.least_tasks //= _FEWER
             best = self._cheapest()
         if best is None:
             raise BudgetError(

@@ -20,7 +20,7 @@ from lowtide.budget.drivers import make_driver
 from lowtide.errors import LowtideError
 from lowtide.execute.options import Options
 from lowtide.ir.core import print_function
-from lowtide.scale.arrays import Sink, Slices, Source, checksum
+from lowtide.scale.arrays import Sink, Slices, Source, checksum, flush_store, is_array
 from lowtide.scale.chunk_plan import ChunkPlan, Index
 from lowtide.scale.combine import Parts, Tree, finished, merge, wider
 from lowtide.scale.cutting import Join
@@ -208,9 +208,16 @@ class Job:
     # -- the end --
 
     def finish(self) -> Any:
-        """Return the result of the call: what the function returns, or `out`."""
+        """Return the result of the call: what the function returns, or `out`. Raises OSError if a
+        store cannot be written."""
+        result = self._finished()
+        for array in self.out or ():
+            flush_store(array)
         if self.record is not None:
             self.record.remove()
+        return result
+
+    def _finished(self) -> Any:
         if self.out is not None and all(place is not None for place in self.split.direct):
             found = [
                 self.buffers[cast("Place", place)] if array is None else array
@@ -258,6 +265,11 @@ def places_of(out: Any, count: int, is_single: bool) -> list[Any] | None:
     if out is None:
         return None
     if is_single:
+        if not is_array(out):
+            raise LowtideError(
+                f"out: a {type(out).__name__} is not an array; write instead: one tensor or array, "
+                "as the function returns one"
+            )
         return [out]
     if not isinstance(out, tuple | list) or len(cast("Sequence[Any]", out)) != count:
         raise LowtideError(f"out: the function returns {count} results; give a tuple of as many")

@@ -19,14 +19,14 @@ import torch
 
 from lowtide.api import names
 from lowtide.api.compiled import Compiled
-from lowtide.budget.dry_run import ineligible
+from lowtide.budget.dry_run import DryRun, ineligible
 from lowtide.budget.outer import Outer
 from lowtide.errors import BudgetError, CompileError, LowtideError
 from lowtide.execute.driver import Driver
 from lowtide.ir.core import Op
 from lowtide.memory import watching
 from lowtide.memory.sizes import budget_bytes
-from lowtide.scale.arrays import Source, is_array, source_of
+from lowtide.scale.arrays import Source, is_array, refuse_overlaps, source_of
 from lowtide.scale.branches import first_write, with_branches_chosen
 from lowtide.scale.chunk_plan import ChunkPlan, Planner
 from lowtide.scale.cutting import Cutting
@@ -78,26 +78,27 @@ def map_chunks(
     a report, or a function of the number of tasks that are done and of all. `tasks`: how many there
     should be at least; 4 for each worker of the executor if None."""
     call = Call(f, args)
+    run = _engine(executor)
     if tasks is None:
         tasks = 1 if executor is None else _TASKS * workers_of(executor)
     chunks = call.plan(budget_bytes(budget), out, tasks)
     if call.recorded and out is not None:
         raise LowtideError("out: results with gradients are new tensors; write: torch.no_grad()")
     places = places_of(out, len(chunks.cutting.direct), chunks.cutting.is_single)
+    refuse_overlaps(places or (), args)
     job = Job(chunks, call.sources, call.values, places)
-    run = _engine(executor)
     try:
         with watching.aside(), _reporting(progress, chunks) as done:
             if call.recorded:
                 run_with_gradients(job, lambda: run(job, done), call.recorded)
             else:
                 run(job, done)
+        with watching.aside(), torch.set_grad_enabled(bool(call.recorded)):
+            return job.finish()
     except BaseException:
         if job.record is not None:
             job.record.write()
         raise
-    with watching.aside(), torch.set_grad_enabled(bool(call.recorded)):
-        return job.finish()
 
 
 def _engine(executor: Any) -> Callable[[Job, Progress], None]:
@@ -164,6 +165,8 @@ class Call:
 
     def plan(self, budget: int, out: Any, tasks: int = 1) -> ChunkPlan:
         """Return the plan. Raises BudgetError, and what the call itself would raise."""
+        if type(tasks) is not int or tasks < 1:
+            raise LowtideError(f"tasks={tasks!r} is not a number of tasks; write one from 1 on")
         with watching.aside(), torch.no_grad():
             refused: BudgetError | None = None
             for _ in range(_MOST_REPEATED):
@@ -183,10 +186,19 @@ class Call:
         """Return what plans the call."""
         outer = Outer(Driver(self.function), self.values)
         if any(v not in outer.known for v in outer.ops[-1].operands):
-            raise LowtideError(f"{self.name}(): nothing is known of the result before the call")
+            raise self._unknown(outer)
         return Planner(
             self.name, outer, self.sources, budget, lambda c: _stored(c, out), tasks, self.recorded
         )
+
+    def _unknown(self, outer: Outer) -> LowtideError:
+        """Return the error that says why the result has no form before the call, such as shapes
+        that disagree."""
+        driver = Driver(self.function)
+        dry_run = DryRun(driver.planned(self.values), self.values)
+        op = next(op for op in outer.ops if any(v not in outer.known for v in op.results))
+        why = dry_run.fails or f"{op.loc}: `{op.loc.text.strip()}` is not known before the call"
+        return LowtideError(f"{self.name}() is not computed in chunks: {why}")
 
     def _set_apart(self, outer: Outer, op: Op) -> None:
         """Give an argument that is read twice by one op as two arguments."""

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from lowtide.scale.arrays import mapping_of
+from lowtide.scale.arrays import flush_store, mapping_of
 
 _NAME: Final = "lowtide"
 _SECONDS: Final = 0.5  # between two writes
@@ -75,15 +75,10 @@ class Record:
             new.write_text(json.dumps(facts))
             os.replace(new, file)
         elif attributes is not None:
-            self._flush()
+            flush_store(self.array)
             attributes[_NAME] = json.dumps(facts)
-            self._flush()
+            flush_store(self.array)
         self._written = time.monotonic()
-
-    def _flush(self) -> None:
-        file = getattr(self.array, "file", None)
-        if hasattr(file, "flush"):
-            cast("Any", file).flush()
 
     def remove(self) -> None:
         """Remove the record: `out` is complete."""

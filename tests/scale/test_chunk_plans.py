@@ -86,3 +86,19 @@ def test_random_numbers_are_drawn_once() -> None:
     expected = f(a)
     torch.manual_seed(3)
     torch.testing.assert_close(lt.map_chunks(f, a, budget="1MB", tasks=4), expected)
+
+
+def test_there_are_as_many_tasks_as_can_be() -> None:
+    a, b = meta(40, 3), meta(30, 3)
+    assert lt.plan_chunks(similar, a, b, budget="1MB", tasks=10**9).tasks == 40 * 30 * 3
+    for tasks in (0, -1, 2.5):
+        with pytest.raises(lt.LowtideError, match="is not a number of tasks"):
+            lt.plan_chunks(similar, a, b, budget="1MB", tasks=tasks)  # pyright: ignore[reportArgumentType]
+
+
+def test_shapes_that_disagree_are_told_with_their_line() -> None:
+    a, b = torch.rand(40, 3), torch.rand(30, 2)
+    with pytest.raises(lt.LowtideError, match=r"test_chunk_plans\.py:\d+: `matmul` fails"):
+        lt.map_chunks(similar, a, b, budget="1MB")
+    with pytest.raises(lt.LowtideError, match=r"`return a @ b\.T` is not known"):
+        lt.map_chunks(similar, [[1.0]], b, budget="1MB")

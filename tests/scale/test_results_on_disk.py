@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +127,19 @@ def test_wrong_places_are_refused_before_anything_runs(tmp_path: Path) -> None:
         lt.map_chunks(similar, np.zeros((4, 2), dtype=">f4"), b, budget="1MB")
 
 
+def test_a_full_disk_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, begin: int, size: int) -> None:
+        assert (begin, size) == (0, 4 * 700 * 500)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    a, b = arrays(tmp_path)
+    with pytest.raises(OSError, match=r"No space left on device: .*out\.bin"):
+        lt.map_chunks(similar, a, b, budget="1MB", out=place(tmp_path)[:])
+
+
 class Stored:
     """An array of which only parts can be read, as Zarr's and HDF5's."""
 
@@ -216,3 +231,42 @@ def test_a_write_may_name_the_first_dims_only() -> None:
     store, part = _Store((8, 6), (2, 4)), torch.rand(3, 6)
     parts.Sink(store, torch.empty(8, 6)).write((slice(4, 7),), part)
     np.testing.assert_array_equal(store.values[4:7], part.numpy())
+
+
+def test_a_place_that_is_an_argument_is_refused(tmp_path: Path) -> None:
+    x = torch.rand(40, 40)
+    a, _ = arrays(tmp_path)
+    again = np.memmap(tmp_path / "0.bin", dtype="float32", mode="r+", shape=(700, 16))
+    for place, given in ((x, x), (x.numpy(), x), (x[:20], x[10:30, :40]), (again, a)):
+        with pytest.raises(LowtideError, match="shares memory with an argument"):
+            lt.map_chunks(doubled, given, budget="1MB", out=place)
+    halves = torch.rand(40, 40)
+    lt.map_chunks(doubled, halves[:20], budget="1MB", out=halves[20:])
+    assert torch.equal(halves[20:], halves[:20] * 2)
+
+
+def doubled(x: Tensor):
+    return x * 2
+
+
+@pytest.mark.parametrize("place", ["out.zarr", (torch.empty(40, 40),)])
+def test_a_place_that_is_no_array_is_refused(place: Any) -> None:
+    with pytest.raises(LowtideError, match=r"a (str|tuple) is not an array"):
+        lt.map_chunks(doubled, torch.rand(40, 40), budget="1MB", out=place)
+
+
+def test_a_store_that_is_full_at_the_end_fails(tmp_path: Path) -> None:
+    class Full:
+        def flush(self) -> None:
+            raise OSError("No space left on device")
+
+    class Dataset(Stored):
+        def __init__(self) -> None:
+            super().__init__(np.empty((40, 40), dtype="float32"), 1 << 20)
+            self.file, self.attrs = Full(), dict[str, Any]()
+
+        def __setitem__(self, where: Any, values: Any) -> None:
+            self.array[where] = values
+
+    with pytest.raises(OSError, match="No space left"):
+        lt.map_chunks(doubled, torch.rand(40, 40), budget="1MB", out=Dataset())
