@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-TORCHES = ("2.11", "2.12", "2.13")
+TORCHES = ("2.11", "2.12", "2.13", "2.14")
 NEEDED_BYTES = 15 << 30  # a build with CUDA, while pip unpacks it
 _SECONDS = 1800  # the most that one command may take
 _OURS = """

@@ -22,7 +22,7 @@ from lowtide.errors import LowtideError
 from lowtide.runtime import abi, block_kernels, cache, folder, launch, toolchain
 
 _TORCH_AT_LEAST: tuple[int, int] = (2, 11)
-_TORCH_BELOW: tuple[int, int] = (2, 14)  # whose autograd functions Lowtide cannot read yet
+_TORCH_BELOW: tuple[int, int] = (2, 15)  # later ones have not been tried
 _HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _GPU_DRIVER = "/proc/driver/nvidia/version"  # exists if NVIDIA's driver is loaded
 
@@ -157,7 +157,7 @@ def _threads() -> Check:
         name="threads",
         ok=False,
         detail="this PyTorch does not export torch_parallel_for: kernels run on one thread",
-        remedy="`pip install 'torch>=2.11,<2.14'`",
+        remedy="`pip install 'torch>=2.11,<2.15'`",
     )
 
 

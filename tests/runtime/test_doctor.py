@@ -88,11 +88,11 @@ def test_a_gpu_and_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "build of PyTorch with CUDA" in doctor._gpu().remedy
 
 
-@pytest.mark.parametrize("version", ["2.10.0", "2.14.1+cu130", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.10.0", "2.15.0+cu130", "3.0.0"])
 def test_a_version_of_pytorch_that_is_not_supported(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     (found,) = (c for c in doctor.checks() if c.name == "torch")
     assert not found.ok
-    assert found.remedy == "`pip install 'torch>=2.11,<2.14'`"
+    assert found.remedy == "`pip install 'torch>=2.11,<2.15'`"
