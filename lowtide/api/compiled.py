@@ -129,14 +129,7 @@ class Compiled(ABC):
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             unmet = driver.demands.unmet(values) if driver.demands is not None else ""
             why = torch_state.reason() or unmet or ineligible(plain_values)
-            return why, DryRun(driver.planned(values), values, self._computed(given, values))
-
-    def _computed(self, given: tuple[Any, ...], values: Sequence[Any]) -> frozenset[int]:
-        """Return the ids of operands that each call computes, such as a parametrized weight."""
-        if len(values) == len(given):
-            return frozenset()
-        rows = zip(values, self.resolve(given)[1], strict=True)
-        return frozenset(id(x) for x, y in rows if x is not y)
+            return why, DryRun(driver.planned(values), values, driver.computed_among(values))
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record a call from code that is being traced. The program's ops, control flow included,

@@ -278,7 +278,7 @@ class ScriptMethod(ScriptFunction):
                 before = variant.driver
                 variant.driver = made = make_driver(before.function, options, self._shown_name)
                 made.leaves, made.holds, made.demands = before.leaves, before.holds, before.demands
-                made.differences = before.differences
+                made.differences, made.computed = before.differences, before.computed
 
     @property
     def _shown_name(self) -> str:
@@ -465,8 +465,10 @@ class ScriptMethod(ScriptFunction):
         reader = Reader(self._root, function.captures, guards)
         captured, facts = reader.read()
         params = function.params[len(function.arguments) :]
+        driver = driver or make_driver(function, self.options, self._shown_name)
+        driver.computed = tuple(len(function.arguments) + k for k in reader.computed)
         return Variant(
-            driver=driver or make_driver(function, self.options, self._shown_name),
+            driver=driver,
             reader=reader,
             kinds=tuple(map(type, captured)),
             facts=facts,

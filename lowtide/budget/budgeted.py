@@ -70,6 +70,7 @@ class BudgetedDriver(PlannedDriver[Plan | BudgetError]):
         if any(x.layout is not torch.strided for x in tensors_in(args)):
             raise Ineligible("a tensor that is not dense")  # as an unbudgeted call does
         try:
+            self._plain.computed = self.computed
             with watching.aside():
                 plan = search(self._plain, args, self.budget_bytes, self.name)
             arena.keep_tight()

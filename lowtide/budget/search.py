@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ class Plan:
 
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "") -> Plan:
     """Return the first plan that fits. Raises BudgetError if none does. `name`: of the function, in
-    the error's message."""
+    the error's message. Operands that each call computes (`driver.computed`) count."""
     least: Plan | None = None
     for plan in _path(driver, args, budget_bytes):
         if plan.peak_bytes <= budget_bytes:
@@ -93,24 +93,25 @@ def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:
 
 def _path(driver: Driver, args: Sequence[Any], budget_bytes: float) -> Iterator[Plan]:
     """Yield plans, the cheapest first, without those that are certain to exceed the budget."""
+    computed = driver.computed_among(args)
     driver = Driver(driver.function, tiles=driver.tiles)
-    dry_run = DryRun(driver, args)
+    dry_run = DryRun(driver, args, computed)
     yield _plan(driver, dry_run)
     function = _rewritten(driver, lambda: decided(driver, args), "decided branches")
     driver = Driver(function, tiles=driver.tiles)
-    trials = _Trials(driver, args)
+    trials = _Trials(driver, args, computed)
     yield trials.plan({})
     function = _rewritten(
         driver, lambda: to_channels_last(Outer(driver, args)), "the layout of images"
     )
     if function is not driver.function:
         driver = Driver(function, tiles=driver.tiles)
-        trials = _Trials(driver, args)
+        trials = _Trials(driver, args, computed)
         yield trials.plan({})
     yield from _strategies(trials, dry_run.records, budget_bytes)
     function = _rewritten(driver, lambda: with_unrolled_loops(driver, args), "unrolling of loops")
     if function is not driver.function:
-        trials = _Trials(Driver(function, tiles=driver.tiles), args)
+        trials = _Trials(Driver(function, tiles=driver.tiles), args, computed)
         yield trials.plan({})
         yield from _strategies(trials, dry_run.records, budget_bytes)
 
@@ -255,9 +256,10 @@ def _rewritten(driver: Driver, make: Callable[[], Function | None], what: str) -
 class _Trials:
     """Makes plans of one program. They share the bodies of sections and their block plans."""
 
-    def __init__(self, driver: Driver, args: Sequence[Any]) -> None:
+    def __init__(self, driver: Driver, args: Sequence[Any], computed: Container[int]) -> None:
         self.driver = driver
         self.args = args
+        self._computed = computed
         self.known = UNKNOWN
         self.choices: Mapping[Candidate, Sequence[Choice]] = {}
         self._bodies: Made = {}
@@ -276,7 +278,7 @@ class _Trials:
         if plan is None:
             function = with_sections(self.driver.function, chunks, self._bodies, kept, self.known)
             made = Driver(function, self._inner.setdefault(tiles, {}), tiles)
-            plan = _plan(made, DryRun(made, self.args))
+            plan = _plan(made, DryRun(made, self.args, self._computed))
             if kept is NOTHING:
                 self._plans[key] = plan
         return plan

@@ -43,7 +43,8 @@ def hook_count() -> int:
 
 class Reader:
     """`read()` returns the captured values and the current values of the guards. `submodules()`
-    returns all submodules that the program depends on, None if there are none."""
+    returns all submodules that the program depends on, None if there are none. `computed`:
+    positions of the paths whose values each read computes, such as a parametrized weight."""
 
     def __init__(
         self, root: torch.nn.Module, paths: Sequence[str], guards: Sequence[Guard]
@@ -57,6 +58,7 @@ class Reader:
         with_hooks = [g for g in guards if g.kind == "hooks" and _hooks(_module(root, g.path))]
         facts = [g for g in guards if g.kind != "hooks"]
         values = [self._value(path) for path in paths]
+        self.computed = tuple(k for k, text in enumerate(values) if text.startswith(_GETATTR))
         self.guards = (*facts, *with_hooks)  # in the order of `read`
         checks = [self._check(g) for g in self.guards]
         text = f"lambda: (({_joined(values)}), ({_joined(checks)}))"
@@ -97,7 +99,7 @@ class Reader:
         for held in (own, own["_parameters"], own["_buffers"]):  # as Python looks it up
             if name in held:
                 return self._item(held, name)
-        return f"getattr({self._bind(owner)}, {name!r})"
+        return f"{_GETATTR}{self._bind(owner)}, {name!r})"
 
     def _item(self, held: dict[str, Any], name: str) -> str:
         return f"{self._bind(held)}[{name!r}]"
@@ -139,6 +141,7 @@ def stands_for(now: torch.nn.Module | None, before: torch.nn.Module) -> bool:
     return repr(rows[0]) == repr(rows[1])
 
 
+_GETATTR: Final = "getattr("  # of a value that is stored nowhere
 _NOT_ASSUMED = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 

@@ -178,13 +178,15 @@ class Driver:
     reads the captured values if the function is not a module's method. `differences`: why the
     program was recompiled, if there was an earlier one. `holds`: whether objects outside are as the
     program assumes; None without assumptions. `demands`: assumptions about the operands. `leaves`:
-    classes whose methods are inlined because they have no subclasses."""
+    classes whose methods are inlined because they have no subclasses. `computed`: positions of the
+    operands that each call computes before it, such as a parametrized weight."""
 
     differences: tuple[str, ...] = ()
     leaves: tuple[type[Any], ...] = ()
     captured: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]] | None = None
     holds: Callable[[], bool] | None = None
     demands: Demands | None = None
+    computed: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -216,6 +218,10 @@ class Driver:
         self._first = self.plan.region(0)
         self._shared = Shared(function)
         self._python: Callable[[Sequence[Any]], Any] | None = None  # the whole function, if plain
+
+    def computed_among(self, args: Sequence[Any]) -> frozenset[int]:
+        """Return the ids of the operands that each call computes."""
+        return frozenset(id(args[k]) for k in self.computed)
 
     def is_outdated(self) -> bool:
         """Return whether one of `leaves` has been subclassed, or an object outside has changed."""

@@ -527,3 +527,22 @@ def test_what_lies_before_a_size_that_the_data_decide_is_planned(grad: bool) -> 
     with pytest.warns(RuntimeWarning, match="the budget is not enforced: .*data"):
         found = limited(x)
     torch.testing.assert_close(found, free(x))
+
+
+@pytest.mark.parametrize("share", [0.85, 0.75, 0.7])
+def test_parametrized_weights_count(share: float) -> None:
+    """Each call computes them before the program begins."""
+
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.utils.parametrizations.weight_norm(nn.Linear(256, 256)) for _ in range(2)]
+        return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+    x = torch.randn(2048, 256)
+    budget = int(share * lt.script(net()).memory(x).peak_bytes)
+    compiled = lt.script(net(), budget=budget)
+    assert compiled.memory(x).peak_bytes <= budget
+    with pytest.raises(lt.BudgetError) as refused:
+        lt.script(net(), budget="1MB").memory(x)
+    least = refused.value.least_bytes
+    assert lt.script(net(), budget=least).memory(x).peak_bytes <= least
