@@ -6,12 +6,14 @@ In: a `Job`. Out: its results are collected.
     run_on_executor(job, ProcessPoolExecutor(4))
     run_on_dask(job, client)                  parts are scattered once; Dask retries
 
-Tasks are submitted a few at a time, so that parts and results do not pile up.
+Tasks are submitted a few at a time, so that parts and results do not pile up. What Dask does for
+one of its tasks takes milliseconds: short tasks go to it in bundles, each one task of Dask.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import importlib
 import itertools
@@ -36,12 +38,15 @@ from lowtide.errors import LowtideError
 from lowtide.runtime import arena
 from lowtide.scale.chunk_plan import Index
 from lowtide.scale.job import Job, PartKey
-from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task
+from lowtide.scale.task import Done, decoded_all, encoded, packed, run_task, run_tasks
 
 Tensor = torch.Tensor
 _AHEAD: Final = 2  # tasks for each worker
 _AHEAD_DASK: Final = 8  # the scheduler's answers take longer
 _SENT_BYTES: Final = 1 << 20  # of a part that is sent with its only task
+_BUNDLE_SECONDS: Final = 0.1  # of a bundle, which Dask's few milliseconds are little of
+_BUNDLE_BYTES: Final = 8 << 20  # of the parts and results of a bundle
+_BUNDLES_LEFT: Final = 4  # for each worker, so that all end at about the same time
 _SECONDS: Final = 2.0  # between two looks at a cluster
 _AGAIN: Final = 3  # times that a task is submitted again after its parts were lost
 Progress: TypeAlias = Callable[[Done | None], None]
@@ -150,7 +155,9 @@ class _Dask:
         self.parts: dict[PartKey, Any] = {}
         self.readers: dict[PartKey, int] = {}
         self.attempts: dict[Index, int] = {}
-        self.waiting: dict[Any, Index] = {}
+        self.waiting: dict[Any, list[Index]] = {}
+        self.left = collections.deque(job.todo())
+        self.seconds, self.bytes = _BUNDLE_SECONDS, 1  # of a task
         loc = job.split.task.loc
         where = f"{os.path.basename(loc.file)}:{loc.line}"
         self.name = f"{job.plan.name}@{where}"
@@ -159,15 +166,13 @@ class _Dask:
 
     def run(self) -> None:
         """See `run_on_dask`."""
-        todo = self.job.todo()
-        for index in todo:
+        for index in self.left:
             for key in self.job.keys(index):
                 self.readers[key] = self.readers.get(key, 0) + 1
-        left = iter(todo)
         try:
             while True:
-                for index in _some(left, self._room() - len(self.waiting)):
-                    self._submit(index)
+                while self.left and len(self.waiting) < self._room():
+                    self._submit([self.left.popleft() for _ in range(self._bundle())])
                 if not self.waiting:
                     return
                 self._take(self._finished())
@@ -180,6 +185,13 @@ class _Dask:
             self.room, self.looked_up = _AHEAD_DASK * workers_of(self.client), time.monotonic()
         return self.room
 
+    def _bundle(self) -> int:
+        """Return how many tasks the next bundle has."""
+        workers = max(self.room // _AHEAD_DASK, 1)
+        share = len(self.left) // (workers * _BUNDLES_LEFT)
+        quick = min(_BUNDLE_SECONDS / self.seconds, _BUNDLE_BYTES / self.bytes)
+        return max(min(int(quick), share), 1)
+
     def _finished(self) -> list[Any]:
         """Return futures that are done, or whose parts were lost."""
         waits = importlib.import_module("distributed").wait
@@ -190,19 +202,22 @@ class _Dask:
             with contextlib.suppress(*_CANCELLED):  # of a task whose parts were lost
                 waits(list(self.waiting), return_when=FIRST_COMPLETED)
 
-    def _submit(self, index: Index) -> None:
-        parts = {key: self._scattered(key) for key in self.job.keys(index)}
-        arguments = self.job.arguments(parts, index)
-        place = "-".join(map(str, index)) or "0"
-        again = self.attempts.get(index, 0)
+    def _submit(self, indices: list[Index]) -> None:
+        arguments = list[Any]()
+        for index in indices:
+            parts = {key: self._scattered(key) for key in self.job.keys(index)}
+            arguments += self.job.arguments(parts, index)
+        place = "-".join(map(str, indices[0])) or "0"
+        again = self.attempts.get(indices[0], 0)
         future = self.client.submit(
-            run_task,
+            run_tasks,
             self.parcel,
+            len(indices),
             *(x if _is_future(x) else encoded(x) for x in arguments),
             key=f"{self.name}-{self.token}-{place}-{again}",
             pure=False,
         )
-        self.waiting[future] = index
+        self.waiting[future] = indices
 
     def _scattered(self, key: PartKey) -> Any:
         """Return a part as a future; as itself, if one task reads it, with which it is sent."""
@@ -211,15 +226,22 @@ class _Dask:
             part = self.job.part(key)
             if found is None and self.readers[key] == 1 and part.nbytes <= _SENT_BYTES:
                 return encoded(part)
-            found = self.client.scatter(encoded(part), hash=False, broadcast=not key[1])
-            self.parts[key] = found
+            found = self.parts[key] = self._scatter(encoded(part), not key[1])
         return found
 
-    def _gathered(self, futures: Sequence[Any], lost: list[Any]) -> list[tuple[Any, Done]]:
+    def _scatter(self, part: Any, everywhere: bool) -> Any:
+        """Scatter a part; again, if a worker dies while it takes it."""
+        for _ in range(_AGAIN):
+            with contextlib.suppress(OSError):
+                return self.client.scatter(part, hash=False, broadcast=everywhere)
+            time.sleep(_SECONDS)  # until the cluster knows
+        return self.client.scatter(part, hash=False, broadcast=everywhere)
+
+    def _gathered(self, futures: Sequence[Any], lost: list[Any]) -> list[tuple[Any, list[Done]]]:
         """Return futures with their results; those that are cancelled meanwhile are lost, too."""
         with contextlib.suppress(*_CANCELLED):
             return list(zip(futures, self.client.gather(list(futures)), strict=True))
-        found = list[tuple[Any, Done]]()
+        found = list[tuple[Any, list[Done]]]()
         for future in futures:
             try:
                 found.append((future, future.result()))
@@ -230,23 +252,29 @@ class _Dask:
     def _take(self, futures: Sequence[Any]) -> None:
         """Collect the results of futures; submit those again whose parts went with a worker."""
         lost = [f for f in futures if f.status in ("cancelled", "lost")]
-        for future, done in self._gathered([f for f in futures if f not in lost], lost):
-            index = self.waiting.pop(future)
-            self.job.collect(index, decoded_all(done))
-            for key in self.job.keys(index):
-                self.readers[key] -= 1
-                if not self.readers[key]:
-                    self.parts.pop(key, None)
-            self.progress(done)
+        for future, bundle in self._gathered([f for f in futures if f not in lost], lost):
+            self.seconds = max(sum(done.seconds for done in bundle) / len(bundle), 1e-6)
+            self.bytes = max(bundle[0].nbytes, 1)
+            for index, done in zip(self.waiting.pop(future), bundle, strict=True):
+                self._collect(index, done)
         for future in lost:
-            index = self.waiting.pop(future)
-            again = self.attempts[index] = self.attempts.get(index, 0) + 1
+            indices = self.waiting.pop(future)
+            again = self.attempts[indices[0]] = self.attempts.get(indices[0], 0) + 1
             if again > _AGAIN:
                 raise LowtideError(
-                    f"{self.name}: the parts of task {index} were lost {again} times, with the "
-                    "workers that held them"
+                    f"{self.name}: the parts of task {indices[0]} were lost {again} times, with "
+                    "the workers that held them"
                 )
-            self._submit(index)
+            self._submit(indices)
+
+    def _collect(self, index: Index, done: Done) -> None:
+        keys, job = self.job.keys(index), self.job
+        job.collect(index, decoded_all(done))
+        for key in keys:
+            self.readers[key] -= 1
+            if not self.readers[key]:
+                self.parts.pop(key, None)
+        self.progress(done)
 
 
 _CANCELLED: Final = (CancelledError, asyncio.CancelledError)

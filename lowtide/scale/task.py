@@ -61,9 +61,10 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The results of a task, and what it took."""
+    """The results of a task, and what it took. `nbytes`: of its parts and results."""
 
     results: tuple[Encoded, ...]
+    nbytes: int
     seconds: float
     resident_bytes: int
 
@@ -112,7 +113,15 @@ def run_task(parcel: Parcel, *parts: Any) -> Done:
     except Exception as fault:
         fault.add_note(f"in a task at {worker_name()}")
         raise
-    return Done(tuple(map(encoded, results)), time.perf_counter() - begun, resident_bytes())
+    found: tuple[Encoded, ...] = tuple(map(encoded, results))
+    nbytes = sum(x.array.nbytes for x in (*parts, *found) if isinstance(x, Encoded))
+    return Done(found, nbytes, time.perf_counter() - begun, resident_bytes())
+
+
+def run_tasks(parcel: Parcel, count: int, *parts: Any) -> list[Done]:
+    """Return the results of several tasks, one after another. `parts`: of all, task by task."""
+    each = len(parts) // count
+    return [run_task(parcel, *parts[k * each : (k + 1) * each]) for k in range(count)]
 
 
 _known: dict[str, Driver] = {}

@@ -143,6 +143,29 @@ def test_dask(client: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_short_tasks_go_to_dask_in_bundles(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = points(4_000, 3_000)
+    lt.map_chunks(chamfer, a, b, budget="4MB", executor=client)  # the workers have the kernels
+    submitted, submit = list[str](), client.submit
+
+    def counted(*args: Any, key: str, **options: Any) -> Any:
+        submitted.append(key)
+        return submit(*args, key=key, **options)
+
+    monkeypatch.setattr(client, "submit", counted)
+    done = list[int]()
+    options: dict[str, Any] = {"budget": "4MB", "tasks": 200}
+    found = lt.map_chunks(
+        chamfer, a, b, executor=client, progress=lambda n, _: done.append(n), **options
+    )
+    assert done == list(range(1, len(done) + 1))
+    assert len(done) >= 200 > 2 * len(submitted)
+    here = lt.map_chunks(chamfer, a, b, **options)
+    assert all(torch.equal(x, y) for x, y in zip(found, here, strict=True))
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(client: Any) -> None:
     a, b = points(40_000, 30_000)
     killed = threading.Event()
@@ -153,9 +176,9 @@ def test_a_killed_worker_changes_nothing(client: Any) -> None:
             pid = next(iter(client.run(os.getpid).values()))
             os.kill(pid, signal.SIGKILL)
 
-    found = lt.map_chunks(chamfer, a, b, budget="2MB", tasks=24, executor=client, progress=kill)
+    found = lt.map_chunks(chamfer, a, b, budget="2MB", tasks=240, executor=client, progress=kill)
     assert killed.is_set()
-    here = lt.map_chunks(chamfer, a, b, budget="2MB", tasks=24)
+    here = lt.map_chunks(chamfer, a, b, budget="2MB", tasks=240)
     assert all(torch.equal(x, y) for x, y in zip(found, here, strict=True))
 
 
