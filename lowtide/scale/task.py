@@ -40,6 +40,7 @@ from lowtide.version import __version__
 Tensor = torch.Tensor
 _MOST_DRIVERS: Final = 16
 _PLAIN: Final = (torch.bfloat16,)  # NumPy has no such dtype
+_IMPORTED_BY: Final = os.getpid()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ def run_task(parcel: Parcel, *parts: Any) -> Done:
             f"instead: pip install lowtide=={parcel.version} there"
         )
     begun = time.perf_counter()
+    if os.getpid() != _IMPORTED_BY and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # OpenMP's other threads stayed in the process that forked
     try:
         arena.keep_tight()
         driver = _driver(parcel.digest, parcel)

@@ -106,6 +106,30 @@ def test_processes() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_forked_processes_do_not_wait_for_threads_that_stayed(tmp_path: Path) -> None:
+    code = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import torch, lowtide as lt
+
+def chamfer(a, b):
+    return ((a[:, None] - b[None]) ** 2).sum(-1).min(1).values.mean()
+
+torch.set_num_threads(2)
+a, b = torch.rand(20_000, 3), torch.rand(1_000, 3)
+here = lt.map_chunks(chamfer, a, b, budget="4MB", tasks=8)
+with ProcessPoolExecutor(2, mp_context=get_context("fork")) as executor:
+    found = lt.map_chunks(chamfer, a, b, budget="4MB", tasks=8, executor=executor)
+torch.testing.assert_close(found, here)
+"""
+    (tmp_path / "forks.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = [sys.executable, str(tmp_path / "forks.py")]
+    subprocess.run(done, check=True, timeout=120, env=environment)
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_process_of_a_pool_changes_nothing() -> None:
     a, b = points(3000, 2000)
