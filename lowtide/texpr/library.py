@@ -27,8 +27,8 @@ attention are such parts of one layer's result; one kernel adds the bias, often 
     left: whole[b, i, 32*h + c]    right: whole[b, j, 32*h + c + 256]
 
 Invariant: neither a result nor an operand is a value of pairs, larger than all inputs and outputs
-together (a hidden layer: twice as large). The terms are the same; the library chooses the order of
-the sum.
+together (a hidden layer: twice as large, unless the backward pass recomputes it). The terms are the
+same; the library chooses the order of the sum.
 """
 
 from __future__ import annotations
@@ -399,7 +399,8 @@ class _Work:
         if not all(a in first.free and a in second.free for a in _reduced(d)):
             return None
         has_batch = any(a in first.free and a in second.free for a in d.axes)
-        if elements(d.shape, self.hints) > self.held * (1 if has_batch else ROOM):
+        room = 1 if has_batch or d.name in self.program.shared_sums else ROOM
+        if elements(d.shape, self.hints) > self.held * room:
             return None
         return (first, second) if self.fits(d, first) and self.fits(d, second) else None
 

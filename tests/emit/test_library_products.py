@@ -155,6 +155,17 @@ def test_the_value_of_which_an_operand_is_a_part(
         assert [a.extent.const for a in found.axes] == [4, 32, 384]
 
 
+def entropy(h: Tensor, w: Tensor) -> Tensor:
+    logp = (h @ w.t()).log_softmax(-1)
+    return -(logp.exp() * logp).sum(-1).mean()
+
+
+def test_logits_are_not_stored_when_the_backward_pass_recomputes_them(by_library: None) -> None:
+    h, w = torch.randn(190, 64, requires_grad=True), torch.randn(16_000, 64, requires_grad=True)
+    plan = lt.script(entropy).memory(h, w)
+    assert plan.peak_bytes < 4 * w.numel() + 4 * 190 * 16_000 // 2
+
+
 def product(rows: int, columns: int, terms: int, extra_bytes: int = 0) -> Product:
     return Product(
         dtype="f32", batch=1, rows=rows, columns=columns, terms=terms, extra_bytes=extra_bytes
