@@ -18,26 +18,47 @@ of `profile`, the script's own.
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lowtide.errors import LowtideError
 
+# What `lowtide COMMAND --help` shows first.
+_EXAMPLES = {
+    "demo": "lowtide demo --quick",
+    "doctor": "lowtide doctor\nlowtide doctor --json > doctor.json",
+    "cache": "lowtide cache\nlowtide cache clear",
+    "try": "lowtide try pkg.mod:fn --shape 1000x4,500x4\n"
+    "lowtide try 'pkg.mod:Net(8)' --shape 32x8 --backward",
+    "explain": "lowtide explain pkg.mod:fn --shape 1000x4,500x4\n"
+    "lowtide explain pkg.mod:fn --shape 1000x4,500x4 --html stages.html",
+    "memory": "lowtide memory pkg.mod:Net --shape 32x3x224x224\n"
+    "lowtide memory pkg.mod:fn --shape 1000x4,500 --dtype float32,int64 --backward",
+    "reduce": "lowtide reduce pkg.mod:fn --shape 1000x4,500x4",
+    "inspect": "lowtide inspect old.pt\nlowtide inspect old.pt --code",
+    "convert": "lowtide convert old.pt new.lt",
+    "export": "lowtide export model.lt out/ --shape 1000x4",
+    "completion": 'eval "$(lowtide completion bash)"',
+    "profile": "lowtide profile train.py --epochs 1\n"
+    "lowtide profile --rows 20 --html report.html train.py\nlowtide profile -m pkg.train",
+}
 _DESCRIPTION = """\
 A memory-first JIT compiler for PyTorch code.
 
 your own code:
-  lowtide try pkg.mod:fn --shape 1000x4,500x4      eager against Lowtide: time, peak, results
-  lowtide memory pkg.mod:Net --shape 32x3x224x224  the predicted peak, nothing is run
-  lowtide profile train.py --epochs 1              which lines of a script allocate what
+  lowtide try pkg.mod:fn --shape 1000x4,500x4   time, peak, results, against eager
+  lowtide memory pkg.mod:Net --shape 8x3x64x64  the predicted peak, nothing is run
+  lowtide profile train.py --epochs 1           which lines of it allocate what
 
 a first look:
-  lowtide doctor                                   is the machine ready?
-  lowtide demo --quick                             three programs, in a minute or two
+  lowtide doctor                                is the machine ready?
+  lowtide demo --quick                          three programs, in a minute or two
 """
 
 
@@ -57,8 +78,27 @@ def app(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose help begins with examples, and that names the nearest command of a wrong
+    one."""
+
+    def add_examples(self, examples: str) -> None:
+        said = "\n".join(f"  {line}" for line in examples.splitlines())
+        self.description = f"{self.description or ''}\n\nfor example:\n{said}".lstrip()
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+
+    def error(self, message: str) -> NoReturn:
+        wrong = re.match(r"argument COMMAND: invalid choice: '(.*?)'", message)
+        if wrong is None:
+            super().error(message)
+        near = difflib.get_close_matches(wrong[1], _EXAMPLES, n=1)
+        guess = f"; did you mean `lowtide {near[0]}`?" if near else ""
+        names = ", ".join(_EXAMPLES)
+        self.exit(2, f"lowtide: there is no command {wrong[1]!r}{guess}\ncommands: {names}\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="lowtide",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -66,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_VersionAction, help="print the version of Lowtide and of torch"
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(run=lambda _: parser.print_help(sys.stderr) or 2)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     demo = commands.add_parser(
         "demo", help="three programs under eager, torch.compile and Lowtide, side by side"
@@ -125,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     convert = commands.add_parser("convert", help="write a file of torch.jit.save as lt.save does")
     convert.add_argument("old", help="a file that torch.jit.save or lt.save wrote")
     convert.add_argument("new", help="the file to write; it is replaced when it is complete")
+    convert.add_argument("--json", action="store_true", help="print the answer as JSON")
     convert.set_defaults(run=_convert)
 
     export = commands.add_parser("export", help="write a function, module or file as a C library")
@@ -145,6 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser("profile", help="run a script; which lines allocate what")
     _add_profile(profile)
     profile.set_defaults(run=_profile)
+    for name, command in commands.choices.items():
+        command.add_examples(_EXAMPLES[name])
     return parser
 
 
@@ -268,7 +312,7 @@ def _reduce(options: argparse.Namespace) -> int:
 
 def _say(answer: object) -> None:
     """Print an answer, after the end of the progress line."""
-    from lowtide.tools.progress import settle
+    from lowtide.diagnostics.progress import settle
 
     settle()
     print(answer)
@@ -277,7 +321,7 @@ def _say(answer: object) -> None:
 def _show_plan(plan: Any) -> None:
     if sys.stdout.isatty():
         from lowtide.tools.memory_table import print_plan
-        from lowtide.tools.progress import settle
+        from lowtide.diagnostics.progress import settle
 
         settle()
         print_plan(plan)
@@ -292,13 +336,14 @@ def _answer(
     show: Callable[[Any], None] | None = None,
 ) -> int:
     found = ask(options.target, options.shape, options.dtype)
+    fails = getattr(found, "memory", found).fails
     if options.json:
         _say(json.dumps(found.to_dict(), indent=2))
-    else:
+    elif not fails:
         (show or _say)(found)
-    fails = getattr(found, "memory", found).fails
     if fails:
-        print(f"lowtide {command}: such a call fails: {fails}", file=sys.stderr)
+        said = f"write other shapes than {options.shape}; such a call fails: {fails}"
+        print(f"lowtide {command}: {said}", file=sys.stderr)
     return 2 if fails else 0
 
 
@@ -322,6 +367,9 @@ def _convert(options: argparse.Namespace) -> int:
 
     def ask() -> int:
         convert(options.old, options.new)
+        if options.json:
+            size = os.path.getsize(options.new)
+            _say(json.dumps({"old": options.old, "new": options.new, "bytes": size}, indent=2))
         return 0
 
     return _reported("convert", ask, options.old)
@@ -345,7 +393,7 @@ def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> 
     """Return the exit status of `ask`, or of its error, which is printed. `file`: what it reads;
     None: an OSError is the user's program's."""
     from lowtide.tools.explain_command import ArgumentFault
-    from lowtide.tools.progress import progress
+    from lowtide.diagnostics.progress import progress
 
     try:
         with progress(f"lowtide {command}"):
@@ -359,7 +407,8 @@ def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> 
         print(f"lowtide {command}: {fault.filename or file}: {fault.strerror}", file=sys.stderr)
         return 2
     except LowtideError as fault:
-        print(f"lowtide {command}: {file}: {fault}" if file else fault, file=sys.stderr)
+        where = f"{file}: " if file else ""
+        print(f"lowtide {command}: {where}{fault}", file=sys.stderr)
         return 1
 
 

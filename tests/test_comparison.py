@@ -82,7 +82,9 @@ def test_it_prints_and_becomes_json() -> None:
     found = compared(wrong=lambda x: x[:2])
     text = str(found)
     assert text.splitlines()[0].split()[:4] == ["name", "min", "median", "peak"]
-    assert "NO shape [2], not [6]" in text
+    assert text.splitlines()[3].endswith("NO")
+    assert text.splitlines()[4] == "wrong: shape [2], not [6]"
+    assert max(map(len, text.splitlines())) <= 80
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["name"] == "eager"
 
 

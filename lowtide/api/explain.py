@@ -130,6 +130,8 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{self._title()}, peak {self.peak_bytes:,} bytes"]
+        if self.memory.fails:
+            lines.append(f"such a call fails: {self.memory.fails}")
         if self.plain:
             lines.append(f"a call with these arguments runs as plain Python: {self.plain}")
         for r in self.compiled_again:

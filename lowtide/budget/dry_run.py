@@ -459,12 +459,12 @@ class DryRun(Executor):
         """End the dry run because the op raises. Without an earlier assumption, every real run
         raises there, too."""
         if not (self.has_guessed or self.ledger.notes):
-            places, loc = [str(op.loc)], op.loc
+            places, loc = [op.loc.shown()], op.loc.of_user()
             while loc.caller is not None:
-                places.append(f"called at {loc.caller}")
-                loc = loc.caller
+                places.append(f"called at {loc.caller.shown()}")
+                loc = loc.caller.of_user()
             self.fails = f"{', '.join(places)}: {why.format(_name(op))}"
-            raise DryRunEnds(f"{self.fails}; nothing after it is counted")
+            raise DryRunEnds(f"`{_name(op)}` fails; nothing after it is counted")
 
     def _meta(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

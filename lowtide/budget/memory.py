@@ -60,7 +60,8 @@ class MemoryPlan:
     fails: str = ""
 
     def __str__(self) -> str:
-        lines = [f"peak {self.peak_bytes:,} bytes = {self.formula}"]
+        lines = [f"such a call fails: {self.fails}"] if self.fails else []
+        lines += [f"peak {self.peak_bytes:,} bytes = {self.formula}"]
         lines += [f"{symbol:>16} = {name}" for symbol, name in self.sizes.items()]
         lines += [str(b) for b in self.buffers]
         lines += [f"note: {n}" for n in self.notes]

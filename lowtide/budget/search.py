@@ -38,12 +38,14 @@ from lowtide.budget.products import Choice, is_product, worth_keeping
 from lowtide.budget.rewrite import NOTHING, UNKNOWN, Counts, Kept, Made, with_sections
 from lowtide.budget.segments import Cutter
 from lowtide.diagnostics import faults
+from lowtide.diagnostics.progress import progress, say
 from lowtide.errors import BudgetError
 from lowtide.execute.backend import Tiles
 from lowtide.execute.block_plan import BlockPlan
 from lowtide.execute.candidate import Candidate
 from lowtide.execute.driver import Driver
 from lowtide.ir.core import Function, Value
+from lowtide.tables import format_bytes
 
 _MOST_STEPS: Final = 24
 _MOST_TRIED: Final = 8  # sections; of more, all are refined together
@@ -76,14 +78,17 @@ class Plan:
 def search(driver: Driver, args: Sequence[Any], budget_bytes: int, name: str = "") -> Plan:
     """Return the first plan that fits. Raises BudgetError if none does. `name`: of the function, in
     the error's message. Operands that each call computes (`driver.computed`) count."""
+    name = name or driver.function.name
     least: Plan | None = None
-    for plan in _path(driver, args, budget_bytes):
-        if plan.peak_bytes <= budget_bytes:
-            return plan
-        if least is None or plan.peak_bytes < least.peak_bytes:
-            least = plan
+    with progress(f"lowtide: a plan of {name} in {format_bytes(budget_bytes)}"):
+        for tried, plan in enumerate(_path(driver, args, budget_bytes), 1):
+            if plan.peak_bytes <= budget_bytes:
+                return plan
+            if least is None or plan.peak_bytes < least.peak_bytes:
+                least = plan
+            say(f"{tried} tried, the best has {format_bytes(least.peak_bytes)}")
     assert least is not None
-    raise refusal(name or driver.function.name, budget_bytes, least.memory)
+    raise refusal(name, budget_bytes, least.memory)
 
 
 def path(driver: Driver, args: Sequence[Any]) -> Iterator[Plan]:

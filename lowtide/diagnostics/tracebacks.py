@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
@@ -58,7 +59,8 @@ def through_user_lines(error: Error) -> Error:
 
 
 def entry_point(fn: Callable[P, T]) -> Callable[P, T]:
-    """Return a function of the public API whose own errors show the user's frames."""
+    """Return a function of the public API whose own errors show the user's frames; so do those
+    about a file that it was given."""
 
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,8 +68,18 @@ def entry_point(fn: Callable[P, T]) -> Callable[P, T]:
             return fn(*args, **kwargs)
         except LowtideError as error:
             raise through_user_lines(error) from error.__cause__
+        except OSError as error:
+            if config.current().debug.topics or not _is_about_argument(error, args):
+                raise
+            raise error.with_traceback(None) from error.__cause__
 
     return run
+
+
+def _is_about_argument(error: OSError, args: tuple[object, ...]) -> bool:
+    """Return whether the file of the error is an argument: no function of the user's opened it."""
+    paths = [os.fspath(x) for x in args if isinstance(x, str | os.PathLike)]
+    return error.filename is not None and error.filename in paths
 
 
 def _entry(loc: Loc, below: TracebackType | None) -> TracebackType | None:

@@ -3,7 +3,7 @@
 In: named callables, and arguments for all of them. Out: a `Comparison` with one row for each
 callable, which prints as a table. Each is called once to warm up, once to measure its peak memory,
 then several times, alternating with the others, to measure its time. The row of a callable that
-raises shows the error.
+raises says "failed"; its error is below the table.
 
     >>> lt.compare({"eager": f, "lowtide": lt.script(f)}, (boxes1, boxes2))
     name     min      median   peak      first call  max abs diff  agrees
@@ -35,7 +35,7 @@ from lowtide.memory.measure import (
 )
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.difference import Difference, difference
-from lowtide.tools.progress import say
+from lowtide.diagnostics.progress import say
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 
@@ -83,7 +83,8 @@ class Comparison:
         return {"rows": [dataclasses.asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
-        return plain_table(_HEADERS, [_cells(row) for row in self.rows])
+        said = [f"{r.name}: {r.error or r.note}" for r in self.rows if r.error or r.note]
+        return "\n".join([plain_table(_HEADERS, [_cells(row) for row in self.rows]), *said])
 
     __repr__ = __str__
 
@@ -92,7 +93,11 @@ class Comparison:
 
     def html_table(self) -> str:
         """Return the rows as an HTML table, without the style."""
-        rows = [[html.text(cell) for cell in _cells(row)] for row in self.rows]
+        rows = list[list[str]]()
+        for row in self.rows:
+            *cells, agrees = _cells(row)
+            said = row.error or f"{agrees} {row.note}".rstrip()
+            rows.append([html.text(cell) for cell in (*cells, said)])
         return html.table(_HEADERS, rows, range(1, 6))
 
 
@@ -254,8 +259,7 @@ def _with_times(row: ComparisonRow, timing: Timing, error: str) -> ComparisonRow
 
 def _cells(row: ComparisonRow) -> list[str]:
     if row.error:
-        return [row.name, "-", "-", "-", "-", "-", row.error]
-    agrees = f"{_AGREES[row.agrees]} {row.note}".rstrip()
+        return [row.name, "-", "-", "-", "-", "-", "failed"]
     return [
         row.name,
         format_ms(row.min_ms),
@@ -263,5 +267,5 @@ def _cells(row: ComparisonRow) -> list[str]:
         format_bytes(row.peak_bytes),
         format_ms(row.first_call_ms),
         "-" if row.max_abs is None else f"{row.max_abs:.2g}",
-        agrees,
+        _AGREES[row.agrees],
     ]

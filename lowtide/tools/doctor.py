@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 import sysconfig
+import textwrap
 from pathlib import Path
 
 from lowtide.errors import BackendError
@@ -24,6 +25,7 @@ from lowtide.tools.machine import this_machine
 
 # Without these nothing compiles, in this order; all others only cost speed.
 _REQUIRED = ("torch", "compiler", "kernel")
+_WIDTH = 80  # of the text
 
 
 def run_checks() -> list[Check]:
@@ -39,12 +41,18 @@ def render(checks: list[Check]) -> str:
     lines: list[str] = []
     for check in checks:
         state = "ok" if check.ok else "look"
-        first, *more = check.detail.splitlines() or [""]
+        first, *more = _wrapped(check.detail, _WIDTH - len(indent)) or [""]
         lines.append(f"{state:<4}  {check.name:<{width}}  {first}")
         lines += [f"{indent}{line}" for line in more]
         if check.remedy:
-            lines.append(f"{indent}→ {check.remedy}")
+            lines.append(f"{indent}→ {check.remedy}")  # whole, to be copied
     return "\n".join([*lines, "", _verdict(checks)])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, each at most so wide; commands and paths are not broken."""
+    wrap = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    return [line for one in text.splitlines() for line in wrap.wrap(one) or [""]]
 
 
 def missing(checks: list[Check]) -> Check | None:

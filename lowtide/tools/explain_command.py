@@ -17,6 +17,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 import sysconfig
 import traceback
@@ -26,10 +27,12 @@ from typing import Any
 
 import torch
 
-from lowtide.errors import LowtideError
+from lowtide.errors import Loc, LowtideError
 
 SCALAR = "scalar"
 _LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(__file__))
+_GUARD = "put what a script does under `if __name__ == '__main__':`: "
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 _QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
@@ -82,8 +85,9 @@ def check_call(target: str, called: Any, args: Sequence[torch.Tensor]) -> None:
     except TypeError as fault:
         tensors = f"--shape gives {len(args)} tensor{'s' * (len(args) != 1)}"
         raise ArgumentFault(
-            f"{fault}: {target} takes {signature}; {tensors}. Write one shape for each tensor: "
-            "--shape 1000x4,500x4"
+            f"write one shape for each tensor, such as --shape 1000x4,500x4: {target} takes "
+            f"{signature}; {tensors} ({fault}).\nIf it needs other arguments, name a function that "
+            "sets them: `def f(x): return …`"
         ) from fault
 
 
@@ -104,9 +108,15 @@ def scripted(target: str, found: Any) -> Any:
         return script(found).forward
     if hasattr(found, "explain"):
         return found
-    if isinstance(found, type | MethodType) or not callable(found):
+    if isinstance(found, MethodType):
+        kind = type(owner).__name__
+        raise ArgumentFault(
+            f"write a function that calls it, and name that: {target!r} is a method of {kind}, "
+            "which is no nn.Module"
+        )
+    if isinstance(found, type) or not callable(found):
         kind = "a class" if isinstance(found, type) else f"of type {type(found).__name__}"
-        raise ArgumentFault(f"{target!r} is {kind}; name a function, an nn.Module or its method")
+        raise ArgumentFault(f"name a function, an nn.Module or its method: {target!r} is {kind}")
     return script(found)
 
 
@@ -120,11 +130,20 @@ def resolve(target: str) -> Any:
     `name(8, bias=False)` is called with these literals, a module's class without arguments. Raises
     ArgumentFault, and LowtideError if the import fails."""
     module_name, colon, attribute = target.partition(":")
-    if not (colon and module_name and attribute) or module_name.startswith(".."):
-        raise ArgumentFault(f"{target!r} is not of the form pkg.mod:fn")
     if module_name.endswith(".py") or os.sep in module_name:
-        name = module_name.removesuffix(".py").removeprefix(f".{os.sep}").replace(os.sep, ".")
-        raise ArgumentFault(f"{module_name!r} is a file; write its module: {name}:{attribute}")
+        path = os.path.relpath(module_name) if os.path.isabs(module_name) else module_name
+        name = os.path.normpath(path).removesuffix(".py").replace(os.sep, ".")
+        if name.startswith(".."):
+            folder, file = os.path.split(os.path.abspath(path))
+            name, there = file.removesuffix(".py"), f", in the folder {folder}"
+        else:
+            there = ""
+        raise ArgumentFault(
+            f"write the file's module, {name}:{attribute or _example(path)}{there}; "
+            f"{module_name!r} is a file"
+        )
+    if not (colon and module_name and attribute) or module_name.startswith("."):
+        raise ArgumentFault(f"{_suggested(target)}{target!r} is not of the form pkg.mod:fn")
     return _value(_parsed(target, attribute), module_name, _imported(module_name))
 
 
@@ -135,17 +154,46 @@ def _imported(module_name: str) -> Any:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as fault:
         if not isinstance(fault, ModuleNotFoundError) or fault.name is None:
-            said = _described(fault)
-            raise LowtideError(f"{module_name} cannot be imported: {said}") from fault
+            said = described(fault)
+            remedy = _GUARD if isinstance(fault, SystemExit) else ""
+            raise LowtideError(f"{remedy}{module_name} cannot be imported: {said}") from fault
         if not f"{module_name}.".startswith(f"{fault.name}."):
             raise ArgumentFault(
-                f"{module_name} imports {fault.name!r}, which was not found"
+                f"install {fault.name!r}, or run this from the folder that holds it: "
+                f"{module_name} imports it, and it was not found"
             ) from fault
         names = [found.name for found in pkgutil.iter_modules([os.getcwd()])]
         raise ArgumentFault(
-            f"module {fault.name!r} was not found in {os.getcwd()}, nor among the installed ones"
-            f"{_near(fault.name, names)}; run it from the folder that holds it"
+            f"run this from the folder that holds it: module {fault.name!r} was not found in "
+            f"{os.getcwd()}, nor among the installed ones{_near(fault.name, names)}"
         ) from fault
+
+
+def _suggested(target: str) -> str:
+    """Return the target that was probably meant, as the start of a message; else "".
+
+    `pkg.mod.fn` and `pkg.mod` lack the colon. Nothing is imported."""
+    if ":" in target:
+        return ""
+    name, bracket, rest = target.partition("(")
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        for folder in (os.getcwd(), *sys.path):
+            path = f"{os.path.join(folder, *parts[:count])}.py"
+            if os.path.isfile(path):
+                attribute = ".".join(parts[count:]) or _example(path)
+                return f"write {'.'.join(parts[:count])}:{attribute}{bracket}{rest}; "
+    return ""
+
+
+def _example(path: str) -> str:
+    """Return the name of the first function or class of a file, `fn` if there is none."""
+    try:
+        with open(path, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):
+        body = []
+    return next((x.name for x in body if isinstance(x, ast.FunctionDef | ast.ClassDef)), "fn")
 
 
 def _near(name: str, names: Sequence[str]) -> str:
@@ -154,16 +202,16 @@ def _near(name: str, names: Sequence[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def _described(fault: BaseException) -> str:
+def described(fault: BaseException) -> str:
     """Return the exception's text and its line, if possible the last one outside of libraries."""
     said = traceback.format_exception_only(fault)[-1].strip()
     if isinstance(fault, SyntaxError) and fault.filename:
-        return f"{fault.filename}:{fault.lineno}: {said}"
+        return f"{Loc(fault.filename, fault.lineno or 0).shown()}: {said}"
     frames = [f for f in traceback.extract_tb(fault.__traceback__) if os.path.isfile(f.filename)]
     frames = frames[1:]  # without this file; importlib's frames have no file
     users = [f for f in frames if not f.filename.startswith(_LIBRARIES)]
     last = (users or frames)[-1:]
-    return "".join(f"{f.filename}:{f.lineno}: " for f in last) + said
+    return "".join(f"{Loc(f.filename, f.lineno or 0).shown()}: " for f in last) + said
 
 
 def _parsed(target: str, attribute: str) -> ast.expr:
@@ -191,27 +239,32 @@ def _looked_up(node: ast.expr, module_name: str, module: Any) -> Any:
     else:
         raise ArgumentFault(f"{ast.unparse(node)!r} is not a name; write a function or a module")
     if not hasattr(owner, name):
-        raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}{_near(name, dir(owner))}")
+        names = [n for n in dir(owner) if not n.startswith("__")]
+        raise ArgumentFault(f"{module_name} has no {ast.unparse(node)!r}{_near(name, names)}")
     return getattr(owner, name)
 
 
 def _called(call: ast.Call | None, module_name: str, found: Any) -> Any:
-    remedy = f"write a function without arguments that makes it, and {module_name}:make()"
+    remedy = f"write its arguments, as in Net(8), or a function that makes it, {module_name}:make()"
     try:
         args = [ast.literal_eval(one) for one in call.args] if call else []
         named = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if call else {}
     except ValueError as fault:
         raise ArgumentFault(
-            f"arguments must be literals, as in Net(8, bias=False); {remedy}"
+            "write literals, as in Net(8, bias=False), or a function without arguments that makes "
+            f"it, and {module_name}:make()"
         ) from fault
     try:
         return found(*args, **named)
     except TypeError as fault:
-        raise ArgumentFault(f"{fault}; {remedy}") from fault
+        raise ArgumentFault(f"{remedy}: {fault}") from fault
 
 
 def make_arguments(shapes: str, dtypes: str) -> tuple[torch.Tensor, ...]:
     """Return meta tensors for `"1000x4,500x4"` and `"float32"` or `"float32,int64"`."""
+    if found := re.findall(r"[(\[]([^)\]]*)", shapes):
+        meant = ",".join("x".join(re.findall(r"\d+", text)) or SCALAR for text in found)
+        raise ArgumentFault(f"write --shape {meant}: {shapes!r} is not a list of shapes")
     sizes = [parse_shape(text) for text in shapes.split(",")] if shapes else []
     kinds = [parse_dtype(text) for text in dtypes.split(",")]
     if len(kinds) == 1:
@@ -252,7 +305,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
         return ()
     extents = text.split("x")
     if not all(extent.isdecimal() for extent in extents):
-        raise ArgumentFault(f"{text!r} is not a shape; write 1000x4, or {SCALAR}")
+        is_near = re.fullmatch(r"\d+(\s*[*×]\s*\d+)+", text)
+        sizes = "x".join(re.findall(r"\d+", text)) if is_near else "1000x4"
+        raise ArgumentFault(f"write {sizes}, or {SCALAR}: {text!r} is not a shape")
     return tuple(int(extent) for extent in extents)
 
 
@@ -260,5 +315,7 @@ def parse_dtype(text: str) -> torch.dtype:
     """Return `torch.float32` for `"float32"` or `"torch.float32"`. Raises ArgumentFault."""
     found: object = getattr(torch, text.strip().removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or found in _QUANTIZED:
-        raise ArgumentFault(f"{text!r} is not a dtype; write float32, int64, bfloat16, …")
+        near = difflib.get_close_matches(text.strip().removeprefix("torch."), _DTYPES, n=1)
+        remedy = near[0] if near else "float32, int64, bfloat16, …"
+        raise ArgumentFault(f"write {remedy}: {text!r} is not a dtype")
     return found

@@ -25,6 +25,7 @@ from typing import Any
 from lowtide.errors import LowtideError
 from lowtide.tables import format_bytes
 from lowtide.tools.explain_command import ArgumentFault
+from lowtide.tools.profiler import watch
 from lowtide.tools.profiler.plot import check_picture
 from lowtide.tools.profiler.profile import Live, Profile, profile
 from lowtide.tools.profiler.rows import SORTS, first_rows
@@ -185,10 +186,17 @@ def _status(code: object) -> int:
 
 def _print_fault(fault: BaseException) -> None:
     """Print the traceback from the script's first line on."""
-    trace = fault.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    traceback.print_exception(type(fault), fault, trace)
+    traceback.print_exception(type(fault), fault, _without_own(fault.__traceback__))
+
+
+def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the entries of a traceback without those of the profiler, which calls each op."""
+    if trace is None:
+        return None
+    rest = _without_own(trace.tb_next)
+    if trace.tb_frame.f_code.co_filename in (__file__, watch.__file__):
+        return rest
+    return types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def _write_files(prof: Profile, options: argparse.Namespace) -> bool:

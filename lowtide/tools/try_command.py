@@ -34,6 +34,7 @@ from lowtide.tools.comparison import Comparison, ComparisonRow, compare
 from lowtide.tools.explain_command import (
     ArgumentFault,
     check_call,
+    described,
     filled,
     make_arguments,
     resolve,
@@ -147,6 +148,13 @@ def try_target(target: str, shapes: str, dtypes: str, backward: bool = False) ->
         called = {name: _Step(f, plain) for name, f in called.items()}
     with _within_memory(), torch.set_grad_enabled(backward):
         comparison = compare(called, args)
+        if not refused and comparison["lowtide"].error and not comparison["eager"].error:
+            refused = _refusal(compiled, args)
+        if refused and comparison["lowtide"].error:  # refused by the first call only
+            compiled = lt.compile(plain)
+            called["lowtide"] = _Step(compiled, plain) if backward else compiled
+            comparison = compare(called, args)
+        _check_shapes(shapes, comparison, called["eager"], args)
         off = None
         if comparison["lowtide"].agrees is False:
             judged = _Step(in_double(plain)) if backward else plain
@@ -160,6 +168,33 @@ def try_target(target: str, shapes: str, dtypes: str, backward: bool = False) ->
         refused=refused,
         errors=off,
     )
+
+
+def _refusal(compiled: Any, args: Sequence[Any]) -> str:
+    """Return why the program does not compile for these arguments, "" if it does."""
+    try:
+        compiled.memory(*args)
+    except CompileError as fault:
+        return str(fault)
+    return ""
+
+
+def _check_shapes(
+    shapes: str, comparison: Comparison, plain: Callable[..., Any], args: Sequence[torch.Tensor]
+) -> None:
+    """Raise ArgumentFault if PyTorch refuses the arguments: the user's line, and why."""
+    eager, ours = comparison["eager"].error, comparison["lowtide"].error
+    if not eager or not ours or "out of memory" in (eager[:13], ours[:13]):
+        return
+    try:
+        plain(*args)
+    except ArgumentFault:
+        raise
+    except Exception as fault:
+        raise ArgumentFault(
+            f"write other shapes than {shapes}; eager PyTorch refuses them, too:\n"
+            f"{described(fault)}"
+        ) from fault
 
 
 def _explained(compiled: Any, args: Sequence[Any]) -> tuple[int | None, tuple[str, ...]]:

@@ -70,7 +70,9 @@ class UsesNms(torch.nn.Module):
 
 def test_convert(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = tmp_path / "new.lt"
-    assert app(["convert", str(old), str(new)]) == 0
+    assert app(["convert", str(old), str(new), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"old": str(old), "new": str(new), "bytes": new.stat().st_size}
     wanted = loaded_by_torch(old.read_bytes()).eval()(X)
     torch.testing.assert_close(lt.load(new).eval()(X), wanted)
     assert app(["inspect", str(new)]) == 0

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from lowtide import config
-from lowtide.cli import app
+from lowtide.cli import _parser, app  # pyright: ignore[reportPrivateUsage]
+from lowtide.tools.completion import commands
 from lowtide.tools import demo
 
 
@@ -39,7 +40,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("lowtide 0")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["demo", "--device", "tpu"]])
+@pytest.mark.parametrize("arguments", [["try"], ["demo", "--device", "tpu"]])
 def test_arguments_that_make_no_sense(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +59,28 @@ def test_help_does_not_import_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 0 < done.stdout.index("lowtide try pkg.mod:fn") < done.stdout.index("options:")
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_help_of_a_command_begins_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in commands(_parser()):
+        with pytest.raises(SystemExit):
+            app([command.name, "--help"])
+        said = capsys.readouterr().out
+        assert f"for example:\n  lowtide {command.name}" in said or command.name == "completion"
+        assert 0 < said.index("for example:\n") < said.index("options:")
+
+
+def test_a_misspelled_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        app(["memroy", "pkg.mod:fn"])
+    assert end.value.code == 2
+    assert "no command 'memroy'; did you mean `lowtide memory`?" in capsys.readouterr().err
+
+
+def test_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app([]) == 2
+    assert "lowtide try pkg.mod:fn" in capsys.readouterr().err
 
 
 def test_doctor(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +89,7 @@ def test_doctor(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("machine", "torch", "compiler", "kernel", "cache folder"):
         assert f"  {name} " in out
     assert out.endswith("\n\nready\n")
+    assert all(len(line) <= 80 or str(own_cache) in line for line in out.splitlines())
     assert app(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
     assert {"name", "ok", "detail", "remedy"} <= set(findings[0])

@@ -76,6 +76,13 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        lt.load(str(tmp_path / "nosuch.lt"))
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert len(files) == 2, files  # the call, and the entry
+
+
 def torch_svd(x):
     return torch.linalg.svdvals(x)
 

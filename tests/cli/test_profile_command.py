@@ -100,6 +100,18 @@ def test_the_script_finds_its_file_from_another_folder(
     assert "import os" in capsys.readouterr().out
 
 
+def test_the_traceback_of_a_failed_op_has_the_scripts_lines_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text(
+        "import torch\ndef f(x):\n    return x @ torch.ones(3, 3)\nf(torch.ones(4, 4))\n"
+    )
+    assert app(["profile", str(tmp_path / "failing.py")]) == 1
+    said = capsys.readouterr().err
+    files = re.findall(r'File "(.*?)", line (\d+)', said)
+    assert files == [(str(tmp_path / "failing.py"), line) for line in ("4", "3")], said
+
+
 def test_json_is_all_there_is_on_stdout(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["profile", "--json", "--sort", "calls", str(script)]) == 0
     captured = capsys.readouterr()

@@ -144,6 +144,36 @@ def test_wrong_arguments(
     assert said in printed.err + printed.out
 
 
+REFUSED_LATER = """
+def late(x):
+    for kind in (int, float):
+        if issubclass(kind, type(x.item())):
+            return x + 1
+    return x
+"""
+
+
+def test_what_the_first_call_refuses_is_compiled_by_graph_capture(tmp_path: Path) -> None:
+    (tmp_path / "late_module.py").write_text(REFUSED_LATER)
+    found = try_target("late_module:late", "scalar", "float32")
+    assert "write instead: isinstance()" in found.refused
+    assert found.works
+
+
+def test_shapes_that_pytorch_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app(["try", "tried_module:nearest", "--shape", "8x3,8x4"]) == 2
+    said = capsys.readouterr()
+    assert "write other shapes than 8x3,8x4; eager PyTorch refuses them, too:" in said.err
+    assert "tried_module.py:13: RuntimeError: " in said.err
+    assert not said.out
+
+
+def test_an_error_is_below_the_table() -> None:
+    text = str(tried("overlaps", "3000000x4,3000000x4"))
+    assert "\neager: out of memory" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["try", "tried_module:overlaps", "--shape", "40x4,50x4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

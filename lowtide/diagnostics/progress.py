@@ -5,7 +5,9 @@ at the end. Otherwise nothing.
 
     with progress("lowtide try"):
         say("timing")
-        settle()               # before an answer is printed
+        with progress("budget"):      # inside another: `lowtide try: budget: plan 3`
+            say("plan 3")
+        settle()                      # before an answer is printed
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ class _Line:
     """The line that is shown."""
 
     doing = ""
+    within = ""  # the names of the blocks inside the first one
     ended: threading.Event | None = None
     thread: threading.Thread | None = None
 
 
 def say(doing: str) -> None:
     """Say what is done from here on, for a progress line around it."""
-    _Line.doing = doing
+    _Line.doing = f"{_Line.within}{doing}"
 
 
 def settle() -> None:
@@ -48,8 +51,16 @@ def settle() -> None:
 @contextmanager
 def progress(name: str) -> Generator[None]:
     """Show `name`, what `say` was told last, and the seconds, until `settle` or the end of the
-    block."""
-    if not sys.stderr.isatty():
+    block. Inside another such block, on any thread, the line is the outer one's."""
+    if _Line.thread is not None:
+        before = _Line.doing, _Line.within
+        _Line.within = f"{_Line.within}{name}: "
+        try:
+            yield
+        finally:
+            _Line.doing, _Line.within = before
+        return
+    if not _is_terminal():
         yield
         return
     ended, begun = threading.Event(), time.monotonic()
@@ -58,17 +69,26 @@ def progress(name: str) -> Generator[None]:
         wait, is_shown = _PATIENCE_S, False
         while not ended.wait(wait):
             wait, is_shown = _EACH_S, True
-            what = ", ".join(filter(None, [_Line.doing, f"{time.monotonic() - begun:.0f} s"]))
-            sys.stderr.write(f"{_ERASE}{f'{name}: {what}'[:_WIDTH]}")
+            seconds = f"{', ' if _Line.doing else ''}{time.monotonic() - begun:.0f} s"
+            what = f"{name}: {_Line.doing}"[: _WIDTH - len(seconds)]
+            sys.stderr.write(f"{_ERASE}{what}{seconds}")
             sys.stderr.flush()
         if is_shown:
             sys.stderr.write(_ERASE)
             sys.stderr.flush()
 
-    _Line.doing, _Line.ended = "", ended
+    _Line.doing, _Line.within, _Line.ended = "", "", ended
     _Line.thread = threading.Thread(target=show, name="lowtide progress", daemon=True)
     _Line.thread.start()
     try:
         yield
     finally:
         settle()
+
+
+def _is_terminal() -> bool:
+    """Return whether stderr is one; it may be None, or closed."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
