@@ -52,13 +52,13 @@ _DESCRIPTION = """\
 A memory-first JIT compiler for PyTorch code.
 
 your own code:
-  lowtide try pkg.mod:fn --shape 1000x4,500x4   time, peak, results, against eager
+  lowtide try pkg.mod:fn --shape 1000x4,500x4   time, peak, results of both
   lowtide memory pkg.mod:Net --shape 8x3x64x64  the predicted peak, nothing is run
   lowtide profile train.py --epochs 1           which lines of it allocate what
 
 a first look:
   lowtide doctor                                is the machine ready?
-  lowtide demo --quick                          three programs, in a minute or two
+  lowtide demo --quick                          three programs, two minutes
 """
 
 
@@ -320,8 +320,8 @@ def _say(answer: object) -> None:
 
 def _show_plan(plan: Any) -> None:
     if sys.stdout.isatty():
-        from lowtide.tools.memory_table import print_plan
         from lowtide.diagnostics.progress import settle
+        from lowtide.tools.memory_table import print_plan
 
         settle()
         print_plan(plan)
@@ -392,8 +392,8 @@ def _export(options: argparse.Namespace) -> int:
 def _reported(command: str, ask: Callable[[], int], file: str | None = None) -> int:
     """Return the exit status of `ask`, or of its error, which is printed. `file`: what it reads;
     None: an OSError is the user's program's."""
-    from lowtide.tools.explain_command import ArgumentFault
     from lowtide.diagnostics.progress import progress
+    from lowtide.tools.explain_command import ArgumentFault
 
     try:
         with progress(f"lowtide {command}"):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from lowtide import html
+from lowtide.diagnostics.progress import say
 from lowtide.errors import LowtideError
 from lowtide.memory.available import is_out_of_memory
 from lowtide.memory.measure import (
@@ -35,7 +36,6 @@ from lowtide.memory.measure import (
 )
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.difference import Difference, difference
-from lowtide.diagnostics.progress import say
 from lowtide.torch_private.pytree import tensors_in
 from lowtide.torch_private.tensors import version
 

@@ -16,8 +16,8 @@ import pytest
 
 from lowtide import config
 from lowtide.cli import _parser, app  # pyright: ignore[reportPrivateUsage]
-from lowtide.tools.completion import commands
 from lowtide.tools import demo
+from lowtide.tools.completion import commands
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:

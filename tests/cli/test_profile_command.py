@@ -203,7 +203,7 @@ def test_explain_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_wrong_arguments_are_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["memory", TARGET, "--shape", "10y4"]) == 2
-    assert "lowtide memory: '10y4' is not a shape" in capsys.readouterr().err
+    assert "'10y4' is not a shape" in capsys.readouterr().err
 
 
 def test_ctrl_c_shows_what_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

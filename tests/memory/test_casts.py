@@ -102,6 +102,7 @@ IN_FLOAT32 = (
     "grid_sampler_3d hinge_embedding_loss huber_loss inverse kl_div l1_loss linalg_cholesky "
     "linalg_cholesky_ex linalg_cond linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh "
     "linalg_householder_product linalg_inv linalg_inv_ex linalg_lstsq linalg_matrix_rank "
+    "linalg_matrix_sqrth "  # since PyTorch 2.14
     "linalg_qr linalg_solve linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve "
     "lu_solve margin_ranking_loss max_pool3d max_unpool2d max_unpool3d mse_loss "
     "multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward nanquantile "

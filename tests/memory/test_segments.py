@@ -284,5 +284,5 @@ def test_a_search_ends_where_chunks_leave_nothing_to_segments() -> None:
     chunks = dict.fromkeys(candidates(outer), 16)
     assert chunks
     assert cutter.set_chunked(chunks) >= 0
-    found = _with_segments(_Trials(driver, values), cutter, chunks, _Least())
+    found = _with_segments(_Trials(driver, values, ()), cutter, chunks, _Least())
     assert len(list(islice(found, 10))) < 10
