@@ -53,7 +53,7 @@ A memory-first JIT compiler for PyTorch code.
 
 your own code:
   lowtide try pkg.mod:fn --shape 1000x4,500x4   time, peak, results of both
-  lowtide memory pkg.mod:Net --shape 8x3x64x64  the predicted peak, nothing is run
+  lowtide memory pkg.mod:Net --shape 8x3x64x64  the predicted peak; runs nothing
   lowtide profile train.py --epochs 1           which lines of it allocate what
 
 a first look:

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -78,7 +78,7 @@ def entry_point(fn: Callable[P, T]) -> Callable[P, T]:
 
 def _is_about_argument(error: OSError, args: tuple[object, ...]) -> bool:
     """Return whether the file of the error is an argument: no function of the user's opened it."""
-    paths = [os.fspath(x) for x in args if isinstance(x, str | os.PathLike)]
+    paths = [str(x) for x in args if isinstance(x, str | Path)]
     return error.filename is not None and error.filename in paths
 
 
