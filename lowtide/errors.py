@@ -12,6 +12,7 @@ Out: an exception whose text shows the user's own line with a caret.
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Loc:
     origin: Callable[[], Loc | None] | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{cell_of(self.file) or self.file}:{self.line}"
 
     def of_user(self) -> Loc:
         """Return the nearest place outside of installed packages: this one, or a call that led to
@@ -53,6 +54,8 @@ class Loc:
         """Return the user's place as text: relative to the current folder or to the folder of
         installed packages, if it is in there."""
         place = self.of_user()
+        if cell_of(place.file):
+            return str(place)
         for folder in (*_INSTALLED, os.getcwd()):
             if place.file.startswith(folder + os.sep):
                 return f"{place.file[len(folder) + 1 :]}:{place.line}"
@@ -62,6 +65,15 @@ class Loc:
         """Return the author's line as a line of text; empty if it is not known."""
         found = None if self.origin is None else self.origin()
         return "" if found is None else f"written as {_quoted(found)}"
+
+
+def cell_of(file: str) -> str:
+    """Return the name of the notebook's cell that IPython keeps in this file, such as "Cell In[3]";
+    "" if it is none."""
+    find = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if find is None else find()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    return "" if named is None else " ".join(named(file) or ())
 
 
 UNKNOWN_LOC = Loc(file="<unknown>", line=0)

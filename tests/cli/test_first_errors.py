@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,24 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         lt.load(str(tmp_path / "nosuch.lt"))
     files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert len(files) == 2, files  # the call, and the entry
+
+
+def test_a_line_in_a_notebook_has_the_cells_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython compiles a cell as a file that nobody knows."""
+
+    def format_code_name(file: str) -> tuple[str, str] | None:
+        return ("Cell", "In[7]") if file == __file__ else None
+
+    compiler = SimpleNamespace(format_code_name=format_code_name)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    with pytest.raises(lt.CompileError, match=r"^Cell In\[7\]:\d+: `yield` is not compiled"):
+        lt.script(generator)
+    assert "   Cell In[7]:" in str(lt.script(ranked).memory(X))
+    with lt.profile() as prof:
+        ranked(X)
+    assert "Cell In[7]:" in prof.table()
+    assert all(row.file == __file__ for row in prof.rows())
 
 
 def torch_svd(x):

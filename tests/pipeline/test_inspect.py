@@ -177,4 +177,5 @@ def test_memory_of_shapes_that_do_not_fit_says_what_fails() -> None:
         return torch.sort(x @ w).values
 
     plan = lt.script(sorted_product).memory(torch.empty(4, 9), torch.empty(8, 8))
-    assert any("`matmul` fails (RuntimeError: " in note for note in plan.notes)
+    assert "`matmul` fails (RuntimeError: " in plan.fails
+    assert str(plan).startswith("such a call fails: ")

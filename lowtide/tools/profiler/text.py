@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from lowtide.errors import cell_of
 from lowtide.tables import format_bytes, format_ms, plain_table
 from lowtide.tools.profiler.rows import Row, first_rows
 
@@ -48,6 +49,8 @@ def short_source(file: str, line: int) -> str:
     """Return `train.py:12`, as a relative path if the file is near; "-" if it is unknown."""
     if not file:
         return "-"
+    if cell := cell_of(file):
+        return f"{cell}:{line}"
     path = os.path.relpath(file) if os.path.isabs(file) else file
     shown = file if path.startswith(os.pardir + os.sep + os.pardir) else path
     return f"{shown}:{line}"
