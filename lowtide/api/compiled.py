@@ -129,7 +129,9 @@ class Compiled(ABC):
             plain_values = [v for v in values if not isinstance(v, torch.nn.Module)]
             unmet = driver.demands.unmet(values) if driver.demands is not None else ""
             why = torch_state.reason() or unmet or ineligible(plain_values)
-            return why, DryRun(driver.planned(values), values, driver.computed_among(values))
+            dry_run = DryRun(driver.planned(values), values, driver.computed_among(values))
+            dry_run.differences = driver.differences
+            return why, dry_run
 
     def inline(self, recorder: Recorder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record a call from code that is being traced. The program's ops, control flow included,

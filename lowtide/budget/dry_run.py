@@ -113,7 +113,7 @@ class DryRun(Executor):
     ) -> None:
         """`computed`: operands, by `id`, that the call itself allocates."""
         self.function = driver.function
-        self.differences = driver.differences
+        self.differences: tuple[str, ...] = ()  # why the program was compiled again
         self.steps: list[Step] = []
         self.notes: list[str] = []
         self.fails = ""  # why the call would raise, and where

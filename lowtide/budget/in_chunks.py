@@ -25,7 +25,7 @@ from lowtide.budget.effects import ObservedEffects
 from lowtide.budget.find import candidates, longest_run
 from lowtide.budget.independence import is_lowered
 from lowtide.budget.outer import Outer
-from lowtide.budget.pairs_again import with_pairs_again
+from lowtide.budget.pairs_again import may_stand_between, with_pairs_again
 from lowtide.budget.planned import PlannedDriver
 from lowtide.budget.rewrite import UNKNOWN, Known, with_sections
 from lowtide.budget.torch_rules import is_pointwise, name_of
@@ -60,10 +60,10 @@ _TIMES: Final = 4  # as large as what it is made of
 
 def reads_pairs(function: Function) -> bool:
     """Return whether the function's outer block may have ops of PyTorch's that read pairs: those of
-    the tables, pointwise ones, writes at indices, and all ops on complex numbers; or a `print`."""
-    return any(
-        op.name == "print"
-        or (op.name == "const" and type(op.attrs["value"]) is complex)
+    the tables, pointwise ones, writes at indices, and all ops on complex numbers; or one that pairs
+    outlive."""
+    return may_stand_between(function) or any(
+        (op.name == "const" and type(op.attrs["value"]) is complex)
         or puts_at_places(op)
         or (bool(name_of(op)) and _may_read(op))
         for op in function.block.ops

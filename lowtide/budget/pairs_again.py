@@ -8,9 +8,10 @@ stand there twice.
     return v, d.amin(0)                d' = squared(a, b)
                                        return v, d'.amin(0)      a kernel, which does not store d'
 
-Only values whose elements are short formulas of small operands are recomputed: without float sums
-of more than eight terms. Two kernels may add up a longer sum in different orders, and the program
-may compare what it finds.
+The same holds for a `print`, for a branch with one, which makes the pairs that it reads itself, and
+for changes of buffers and objects. Only values whose elements are short formulas of small operands
+are recomputed: without float sums of more than eight terms. Two kernels may add up a longer sum in
+different orders, and the program may compare what it finds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lowtide.budget.independence import is_lowered, program_of
 from lowtide.budget.outer import Outer, is_torch
 from lowtide.execute.candidate import Candidate
 from lowtide.ir import opdefs
-from lowtide.ir.core import Op, Value, free_values
+from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk
 from lowtide.specialise.region_boundaries import static_reason
 from lowtide.specialise.torch_ops import SHARED
 from lowtide.texpr import expr as ex
@@ -33,6 +34,23 @@ from lowtide.texpr.expr import Reduce
 from lowtide.torch_private.tensors import storage_of
 
 _MOST_OPS: Final = 40
+
+
+def ends_in_branch(op: Op) -> bool:
+    """Return whether the op is a branch in which something ends a region, such as a `print`."""
+    return op.name == "if" and any(static_reason(o) for b in op.blocks for o in walk(b))
+
+
+def may_stand_between(function: Function) -> bool:
+    """Return whether the outer block has an op that ends a region for its effect: a `print`, a
+    branch with one, a change of an object or of a tensor by what was computed."""
+    constants = {v for op in function.block.ops if op.name == "const" for v in op.results}
+    return any(
+        op.name in ("print", "attr.set")
+        or ends_in_branch(op)
+        or (op.name == "mutate" and not constants.issuperset(op.operands[1:]))
+        for op in function.block.ops
+    )
 
 
 def with_pairs_again(outer: Outer, runs: Sequence[Candidate], least: int, times: int) -> list[Op]:
@@ -57,7 +75,12 @@ class _Recomputing:
         before: dict[int, list[Op]] = {}
         clones: dict[int, dict[Value, Value]] = {}
         renamed: dict[int, dict[Value, Value]] = {}
+        branches: dict[int, list[Block]] = {}
+        doubled = set[Value]()
         for k, op in enumerate(self.outer.ops):
+            if ends_in_branch(op):
+                branches[k] = [self._branch(block, doubled) for block in op.blocks]
+                continue
             for v in dict.fromkeys(free_values([op])):
                 end = self._end_between(v, k)
                 chain = self._chain(v) if end is not None else None
@@ -66,19 +89,31 @@ class _Recomputing:
                 known = clones.setdefault(end, {})
                 before.setdefault(end, []).extend(self._cloned(chain, known))
                 renamed.setdefault(k, {})[v] = known[v]
-        if not before:
+        doubled.update(v for known in clones.values() for v in known)
+        if not doubled:
             return list(self.outer.ops)
-        doubled = {id(self.makers[v]) for known in clones.values() for v in known}
         found: list[Op] = []
         for k, op in enumerate(self.outer.ops):
             found += before.get(k, [])
             names = renamed.get(k, {})
-            if id(op) in doubled:
+            if not doubled.isdisjoint(op.results):
                 op = _shared(op, False)
             if names:
                 op = replace(op, operands=[names.get(v, v) for v in op.operands])
-            found.append(op)
+            found.append(replace(op, blocks=branches[k]) if k in branches else op)
         return found
+
+    def _branch(self, block: Block, doubled: set[Value]) -> Block:
+        """Return a branch that makes the pairs that it reads."""
+        made, known = list[Op](), dict[Value, Value]()
+        for v in dict.fromkeys(free_values(block.ops)):
+            if self._nbytes(v) >= self.least and not self._is_stored(v):
+                made += self._cloned(self._chain(v) or (), known)
+        if not made:
+            return block
+        doubled.update(known)
+        copy = clone_block(block, dict(known))
+        return Block(copy.args, [*made, *copy.ops])
 
     def _ends(self) -> list[int]:
         """Return the positions after ops that end a region, or after runs in chunks."""
@@ -89,9 +124,14 @@ class _Recomputing:
         return sorted(found)
 
     def _ends_region(self, op: Op) -> bool:
+        if op.name == "mutate" and self._is_callers(op.operands[0]):
+            return True
         if is_torch(op) or op.name == "mutate":
             return not is_lowered(op, [self.outer.known.get(v) for v in op.operands])
-        return bool(static_reason(op))
+        return bool(static_reason(op)) or ends_in_branch(op)
+
+    def _is_callers(self, v: Value) -> bool:
+        return any(storage_of(x) in self.outer.given for x in self.outer.tensors(v))
 
     def _end_between(self, v: Value, reader: int) -> int | None:
         """Return the last end between the op that makes a value of pairs and one that reads it;
@@ -107,7 +147,11 @@ class _Recomputing:
         return any(
             v in free_values([op])
             and k not in self.inside
-            and (k >= self.outer.last or op.blocks or self._ends_region(op))
+            and (
+                any(v in b.ops[-1].operands for b in op.blocks)
+                if ends_in_branch(op)
+                else k >= self.outer.last or op.blocks or self._ends_region(op)
+            )
             for k, op in enumerate(self.outer.ops)
         )
 

@@ -26,6 +26,22 @@ def printed(a: Tensor, b: Tensor) -> Tensor:
     return e.sum(1)
 
 
+def warned(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    if d.amin().item() < 0.5:
+        print("some are near", d.amax() > 0.5)
+    return d.sqrt().mean(1)
+
+
+def raises(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    if torch.isnan(d).any():
+        raise ValueError(f"NaN in {d.shape[0]} rows, {int(torch.isnan(d).sum())} times")
+    if d.amin() < 1:
+        print(d.mean() < 1)
+    return d.amin(1)
+
+
 def both_ways(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     d = squared(a, b)
     values, places = d.topk(3, dim=1, largest=False)
@@ -69,7 +85,7 @@ def dynamic(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return match.sum(0), (cost * match).sum(1)
 
 
-FUNCTIONS = [printed, both_ways, at_least_as_near, assigned, dynamic]
+FUNCTIONS = [printed, warned, raises, both_ways, at_least_as_near, assigned, dynamic]
 
 
 def points(d: int = 3, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -100,7 +116,7 @@ def test_both_kernels_compute_the_same_bits(d: int) -> None:
             assert equal.sum() >= n
 
 
-@pytest.mark.parametrize("fn", [printed, both_ways, assigned])
+@pytest.mark.parametrize("fn", [printed, warned, raises, both_ways, assigned])
 def test_gradients(fn: Any, capsys: Any) -> None:
     args = [x.requires_grad_() for x in points(dtype=torch.float64)]
     found, expected = (
@@ -133,3 +149,62 @@ def test_prints_in_order_and_nan(capsys: Any) -> None:
     expected = printed(a, b), capsys.readouterr().out
     assert found[1] == expected[1]
     torch.testing.assert_close(found[0], expected[0], equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_branch_raises() -> None:
+    a, b = points()
+    a[3, 1] = float("nan")
+    with pytest.raises(ValueError, match=f"NaN in {N} rows, {M} times"):
+        lt.script(raises)(a, b)
+
+
+class Codebook(torch.nn.Module):
+    """Changes a buffer and a number between uses of the pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", points()[1])
+        self.register_buffer("mean", torch.zeros(()))
+        self.codes: Tensor
+        self.mean: Tensor
+        self.last = 0.0
+
+    def forward(self, a: Tensor) -> Tensor:
+        d = squared(a, self.codes)
+        self.mean.mul_(0.9).add_(d.mean(), alpha=0.1)
+        self.last = d.amax().item()
+        return d.amin(1) + self.mean
+
+
+class MovingCodebook(Codebook):
+    """Changes what the pairs are made of."""
+
+    def forward(self, a: Tensor) -> Tensor:
+        d = squared(a, self.codes)
+        self.codes.mul_(1 + d.amin())
+        self.last = d.amax().item()
+        return d.amin(1) + self.mean
+
+
+@pytest.mark.parametrize("kind", [Codebook, MovingCodebook])
+def test_buffers_that_change_between(kind: type[Codebook]) -> None:
+    plain, compiled = kind(), lt.script(kind())
+    a, _ = points()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(a), plain(a), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled.mean, plain.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled.codes, plain.codes, rtol=1e-4, atol=1e-5)
+        assert compiled.last == pytest.approx(plain.last, rel=1e-4)
+    if kind is Codebook:
+        assert measure_peak(lambda: compiled(a))[0].peak_bytes < 1 << 20
+
+
+def test_explain_says_why_a_program_with_writes_is_compiled_again() -> None:
+    net = torch.nn.Sequential(Codebook(), torch.nn.Identity())
+    compiled: Any = lt.script(net)
+    a, _ = points()
+    compiled(a)
+    net[1] = torch.nn.ReLU()
+    compiled(a)
+    (again,) = compiled.explain(a).compiled_again
+    assert again.facts == ("`self.1` was Identity, is ReLU",)
