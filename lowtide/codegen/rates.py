@@ -8,6 +8,8 @@ The measurement takes about two seconds, most of them for a C compiler. It runs 
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +24,7 @@ from lowtide.ir.dtypes import BY_NAME
 from lowtide.runtime import rates
 from lowtide.texpr.parser import parse_program
 
+Tensor = torch.Tensor
 _LEAST_S: Final = 0.05  # seconds of calls for each measurement, and …
 _FEWEST: Final = 6  # … calls of each
 # A product by the library and by a kernel; else the machine was busy. Intel's AMX: 7 in bf16.
@@ -70,11 +73,17 @@ def _measured(dtype: str, known: rates.Rates) -> tuple[rates.Rates, bool]:
         if max(found) > _MOST_APART * min(found):
             found, is_sure = (max(found), max(found)), False
         library[kind], kernels[kind] = found
-    copied = torch.ones(_COPIED_BYTES // 4)
-    other = torch.empty_like(copied)
+    copied, other = (_unseen(_COPIED_BYTES // 4, dtype=torch.float32) for _ in range(2))
     (copy_ns,) = _least_ns(lambda: other.copy_(copied))
     rate = 2.0 * _COPIED_BYTES / copy_ns
     return rates.Rates(library=library, kernels=kernels, bytes_per_ns=rate), is_sure
+
+
+def _unseen(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return ones in memory that PyTorch's allocator does not know: the call in which this is
+    measured holds no more by its profilers than later calls do."""
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape).fill_(1)
 
 
 def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> tuple[float, float]:
@@ -86,9 +95,8 @@ def _of_product(dtype: str, batch: int, rows: int, columns: int, terms: int) -> 
         x, w, y = f"{wide}({x})", f"{wide}({w})", f"{dtype}({y})"
     program = parse_program(_PROGRAM.format(dtype=dtype, wide=wide, x=x, w=w, y=y))
     run = compile_program(program, symbols=list(hints), scalars=[], hints=hints)
-    x = torch.ones(batch, rows, terms, dtype=BY_NAME[dtype].torch)
-    w = torch.ones(batch, terms, columns, dtype=x.dtype)
-    out = torch.empty(batch, rows, columns, dtype=x.dtype)
+    shapes = (batch, rows, terms), (batch, terms, columns), (batch, rows, columns)
+    x, w, out = (_unseen(*shape, dtype=BY_NAME[dtype].torch) for shape in shapes)
     operations = 2.0 * batch * rows * columns * terms
     with torch.no_grad():
         library_ns, kernel_ns = _least_ns(

@@ -237,6 +237,18 @@ def test_a_question_may_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert rates.is_measured("f64")
 
 
+def test_the_call_that_measures_holds_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_current", {})
+    monkeypatch.setattr(facts, "read", lambda kind, key: dict[str, str]())
+    monkeypatch.setattr(facts, "write", lambda kind, key, rows: None)
+    monkeypatch.setattr(measured_rates, "_LEAST_S", 0.0)
+    x = torch.rand(260, 260)
+    with config.override(products=""), lt.profile() as found:
+        lt.script(doubled_product)(x, x)
+        assert rates.is_measured("f32")
+    assert found.peak_bytes < 4 << 20
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_what_a_busy_machine_gives_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, is_busy: bool
