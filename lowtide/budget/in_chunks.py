@@ -95,11 +95,12 @@ class ChunkedDriver(PlannedDriver[Driver]):
 
     def planned(self, args: Sequence[Any]) -> Driver:
         """Return the driver for these arguments."""
-        tensors = tensors_in(args)
-        if not any(not x.is_nested and x.numel() >= _LEAST_NUMBERS for x in tensors):
-            return self._plain
-        about = torch.is_grad_enabled(), *(_about(x) for x in tensors if not x.is_nested)
+        # There may be many parameters, whose sizes hardly change.
+        others = tensors_in([x for x in args if type(x) is not torch.nn.Parameter])
+        about = torch.is_grad_enabled(), *(_about(x) for x in others if not x.is_nested)
         if about in self._without:
+            return self._plain
+        if not any(not x.is_nested and x.numel() >= _LEAST_NUMBERS for x in tensors_in(args)):
             return self._plain
         found = self._plan_of(args)
         if found is self._plain:
