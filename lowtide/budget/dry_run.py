@@ -40,7 +40,7 @@ from lowtide.execute.driver import Driver
 from lowtide.execute.executor import Executor, drop
 from lowtide.ir import recomputed, structured
 from lowtide.ir import types as t
-from lowtide.ir.core import Function, Op, Value
+from lowtide.ir.core import Function, Op, Value, free_values
 from lowtide.ir.interpret import run_op
 from lowtide.ir.structured import RunBlock
 from lowtide.memory.casts import Casts
@@ -189,10 +189,12 @@ class DryRun(Executor):
         values = [env[v] for v in region.ops.live_ins]
         for k, v in enumerate(region.ops.live_ins):
             if values[k] is UNKNOWN:
-                if v.type not in NUMBERS:
+                if v.type not in NUMBERS and not self._is_passed_on(
+                    v, plan.ops[pos : region.ops.end]
+                ):
                     self._reason = "shown alone, since a number that only the data knows is near"
                     return pos
-                values[k] = NUMBERS[v.type]
+                values[k] = NUMBERS.get(v.type, 1)
                 self._guess(f"{first.loc}: shown for a data-dependent {v.type} of {values[k]}")
         if self.ledger.elsewhere.holds(values):
             return self._eager(plan, pos, region.ops.end, env, "has tensors of the CPU and the GPU")
@@ -222,6 +224,11 @@ class DryRun(Executor):
             return results
         env.update(zip(spec.results, results, strict=True))
         return spec.stop if spec.reason else ~spec.stop
+
+    def _is_passed_on(self, v: Value, ops: Sequence[Op]) -> bool:
+        """Return whether an int is no size: it only goes into a tuple, or becomes a float."""
+        readers = (op.name for op in ops if v in free_values([op]))
+        return v.type == t.INT and {*readers} <= {"tuple.make", "py.float", "return"}
 
     def _simulated(self, step: KernelStep, values: list[Any], first: Op) -> list[Any]:
         """Return what the region's kernels would return."""

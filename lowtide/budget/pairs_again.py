@@ -19,14 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from lowtide.budget.independence import is_lowered, program_of
 from lowtide.budget.outer import Outer, is_torch
 from lowtide.execute.candidate import Candidate
 from lowtide.ir import opdefs
+from lowtide.ir import types as t
 from lowtide.ir.core import Block, Function, Op, Value, clone_block, free_values, walk
 from lowtide.specialise.region_boundaries import static_reason
+from lowtide.specialise.stand_ins import NUMBERS
 from lowtide.specialise.torch_ops import SHARED
 from lowtide.texpr import expr as ex
 from lowtide.texpr.algebra import UNROLL_EXTENT
@@ -41,13 +43,23 @@ def ends_in_branch(op: Op) -> bool:
     return op.name == "if" and any(static_reason(o) for b in op.blocks for o in walk(b))
 
 
+def reads_numbers(op: Op) -> bool:
+    """Return whether the op makes Python's numbers of a tensor, such as `.tolist()` or `int`."""
+    if op.name in ("py.int", "py.bool"):
+        return op.operands[0].type == t.TENSOR
+    types = {part for v in op.results for part in t.types_in(v.type)}
+    return op.name == "call_torch" and t.TENSOR not in types
+
+
 def may_stand_between(function: Function) -> bool:
     """Return whether the outer block has an op that ends a region for its effect: a `print`, a
-    branch with one, a change of an object or of a tensor by what was computed."""
+    branch with one, a read of numbers, a change of an object or of a tensor by what was computed.
+    """
     constants = {v for op in function.block.ops if op.name == "const" for v in op.results}
     return any(
         op.name in ("print", "attr.set")
         or ends_in_branch(op)
+        or reads_numbers(op)
         or (op.name == "mutate" and not constants.issuperset(op.operands[1:]))
         for op in function.block.ops
     )
@@ -127,8 +139,12 @@ class _Recomputing:
         if op.name == "mutate" and self._is_callers(op.operands[0]):
             return True
         if is_torch(op) or op.name == "mutate":
-            return not is_lowered(op, [self.outer.known.get(v) for v in op.operands])
-        return bool(static_reason(op)) or ends_in_branch(op)
+            return not is_lowered(op, self._operands(op))
+        return bool(static_reason(op)) or ends_in_branch(op) or reads_numbers(op)
+
+    def _operands(self, op: Op) -> list[Any]:
+        """Return an op's operands; any number in the place of one that only the data knows."""
+        return [self.outer.known.get(v, NUMBERS.get(v.type)) for v in op.operands]
 
     def _is_callers(self, v: Value) -> bool:
         return any(storage_of(x) in self.outer.given for x in self.outer.tensors(v))
@@ -173,6 +189,8 @@ class _Recomputing:
         if place in found:
             return True
         op = self.outer.ops[place]
+        if t.is_number(v.type) and not self._is_plain(op):
+            return True  # it is at hand; constants are repeated, since kernels are made for them
         is_short = self._is_short(op) if self.outer.tensors(v) else self._is_plain(op)
         if len(found) >= _MOST_OPS or not is_short:
             return False
@@ -195,7 +213,7 @@ class _Recomputing:
             return False
         if not (opdefs.is_removable(op, self.makers) and all(map(self._is_free, op.results))):
             return False
-        program = program_of(op, [self.outer.known.get(v) for v in op.operands])
+        program = program_of(op, self._operands(op))
         reduces = [
             node
             for d in (program.defs.values() if program is not None else ())

@@ -42,6 +42,13 @@ def raises(a: Tensor, b: Tensor) -> Tensor:
     return d.amin(1)
 
 
+def counted(a: Tensor, b: Tensor) -> Tensor:
+    d = squared(a, b)
+    limit = d.mean().item() * 0.5
+    near = int((d < limit).sum())
+    return d.amin(1) * float(near)
+
+
 def both_ways(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     d = squared(a, b)
     values, places = d.topk(3, dim=1, largest=False)
@@ -85,7 +92,7 @@ def dynamic(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return match.sum(0), (cost * match).sum(1)
 
 
-FUNCTIONS = [printed, warned, raises, both_ways, at_least_as_near, assigned, dynamic]
+FUNCTIONS = [printed, warned, raises, counted, both_ways, at_least_as_near, assigned, dynamic]
 
 
 def points(d: int = 3, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
