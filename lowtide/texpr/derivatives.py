@@ -125,11 +125,13 @@ AT_NAN: Final = {
 # whose slope keeps its digits where exp(x) is small: exp(x) - 1, from which PyTorch's `expm1` takes
 # its own, does not
 EXPONENTIAL: Final = frozenset({"elu", "celu", "selu"})
-# a root of 0 has the slope 0 where it is a norm, a distance or a deviation
-ROOTS: Final = frozenset({
-    "std", "std.unbiased", "std_mean", "std_mean.unbiased", "norm", "linalg.vector_norm",
-    "linalg.norm", "cdist", "normalize", "pairwise_distance", "cosine_similarity",
+# a root of 0 has the slope 0 where it is a norm, a distance or a deviation; norms multiply by it
+NORMS: Final = frozenset({
+    "norm", "linalg.vector_norm", "linalg.norm", "normalize", "pairwise_distance",
 })  # fmt: skip
+ROOTS: Final = NORMS | {
+    "std", "std.unbiased", "std_mean", "std_mean.unbiased", "cdist", "cosine_similarity",
+}  # fmt: skip
 
 
 def _extreme(g: F, a: F, b: F, larger: bool, op: str) -> Cotangents:
@@ -186,7 +188,8 @@ def cotangents(node: Apply, g: Expr, op: str) -> tuple[Expr | None, ...] | None:
         found = _halved(cot, args[0], args[1], fn == "fmax")
     elif fn == "sqrt" and op in ROOTS:
         r = F(node)
-        found = (r.equals(0).where(cot.like(0), cot / (r * 2)),)
+        none = cot * 0 if op in NORMS else cot.like(0)
+        found = (r.equals(0).where(none, cot / (r * 2)),)
     elif fn == "abs" and op in LIPSCHITZ:
         found = (cot * args[0].equals(args[0]).where(args[0].fn("sign"), math.nan),)
     elif fn == "expm1" and op in EXPONENTIAL:

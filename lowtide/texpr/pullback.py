@@ -26,6 +26,7 @@ from lowtide.texpr.derivatives import (
     CLAMPS,
     HALVED_CLAMP,
     LIPSCHITZ,
+    NORMS,
     ROOTS,
     STRICT,
     cotangents,
@@ -271,12 +272,15 @@ class _Puller:
 
     def _shared(self, e: Reduce, g: F) -> Expr:
         """Return the cotangent divided among equal extremes. With a NaN, `amax` gives NaN to all,
-        `max` all to the NaN."""
+        `max` and norms all to the NaN."""
         if self.exact is None:
             raise Unsupported("equal extremes of sums, which may differ when computed again")
         whole = self.d.op in ("max", "min")
-        apart = whole or self.d.op in ROOTS  # others than extremes get nothing, even with a NaN
-        hit = self._hit(self.exact) if whole else F(self.exact).equals(self._own())
+        is_norm = self.d.op in NORMS
+        # Others than extremes get nothing, even of an infinite cotangent.
+        apart = whole or (self.d.op in ROOTS and not is_norm)
+        is_nan = whole or is_norm
+        hit = self._hit(self.exact) if is_nan else F(self.exact).equals(self._own())
         ones = F(ex.cast(hit.e, e.dtype))
         count = self._helper("ties", "sum", e, ones.e)
         self.late.add(self.aux[-1].name)

@@ -303,3 +303,21 @@ def _made(x: Any) -> Any:
 @pytest.mark.parametrize("case", INDICES, ids=lambda c: c[0])
 def test_indices(case: tuple[Any, ...]) -> None:
     check(case[0], *map(_made, case[1:]))
+
+
+@pytest.mark.parametrize("cotangent", [1.0, INF, NAN])
+@pytest.mark.parametrize("order", [2.0, INF])
+def test_norms_multiply_by_what_is_handed_in(order: float, cotangent: float) -> None:
+    rows = [[1.0, 2.0, NAN], [3.0, 3.0, 1.0], [0.0, 0.0, 0.0], [-2.0, 1.0, 2.0], [INF, 1.0, 2.0]]
+
+    def norms(x: Tensor, order: float) -> Tensor:
+        return torch.linalg.vector_norm(x, order, dim=-1)
+
+    found: list[Tensor] = []
+    for f in (lt.script(norms), norms):
+        x = torch.tensor(rows, requires_grad=True)
+        y = f(x, order)
+        y.backward(torch.full_like(y, cotangent))
+        assert x.grad is not None
+        found.append(x.grad)
+    torch.testing.assert_close(*found, equal_nan=True)
