@@ -66,14 +66,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "c_library": API | {"deploy"},
     "scale": API | {"deploy"},
     # Beside the compiler: they see what users see, and what memory it takes.
-    "tools": RUNTIME | {"", "memory", "budget"},
+    "tools": RUNTIME | {"", "memory", "budget", "diagnostics.progress"},
     "tools.profiler": RUNTIME | {"memory"},
     "tools.reduce_command": API | {"tools"},  # goes through the stages
     "tools.interpreted": API | {"tools"},
     "tools.archive_commands": API | {"deploy"},
     "tools.export_command": API | {"c_library", "deploy", "tools"},
     "tools.pytest_plugin": BASE | {"", "memory", "budget"},
-    "cli": RUNTIME | {"tools"},
+    "cli": RUNTIME | {"tools", "diagnostics.progress"},
     "opt": EXECUTE | {"budget", "tools"},
     "__main__": {"cli"},
     "": API | {"deploy", "c_library", "scale", "tools"},
