@@ -61,6 +61,21 @@ def test_keys_are_transposed_by_blocks_of_registers(f: object) -> None:
     assert "transposed" in stages["tile program"]
 
 
+def neighbours(x: torch.Tensor, idx: torch.Tensor) -> torch.Tensor:
+    here = x[:, None].expand(-1, idx.shape[1], -1)
+    return torch.cat([here, x[idx] - here], -1)
+
+
+@pytest.mark.parametrize("rows", [37, 64])
+def test_a_row_whose_index_is_clamped_is_not_copied_as_a_whole(rows: int) -> None:
+    """`x[i, clamp(k, 3)]` for k below 6: beyond k = 2 lies the next row, or no memory of x."""
+    torch.manual_seed(rows)
+    x, idx = torch.randn(rows, 3), torch.randint(0, rows, (rows, 5))
+    c = lt.script(neighbours)
+    assert "transposed" in dict(c.stages(x, idx))["tile program"]  # pyright: ignore[reportAttributeAccessIssue]
+    torch.testing.assert_close(c(x, idx), neighbours(x, idx), rtol=0, atol=0)
+
+
 def test_a_mask_that_heads_share_does_not_join_them() -> None:
     """Tiles of all heads together would be too large for buffers."""
     t, u = torch.randn(1, 1024, 192), torch.randn(192)

@@ -6,6 +6,7 @@ Out: C: loops over blocks of lanes × lanes elements, with one call for each blo
     s[k, j] = y[j, k]          y contiguous along k, s along j
                                for j by 16, k by 16: lt_transpose(&y[j, k], …)
     s[k, j] = y[j, k] + c[k]   for j by 16, k by 16: block = …, then lt_transpose(block, …)
+    s[k, j] = y[j, clamp(k, 3)]    the same: some points of k lie elsewhere
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from lowtide.codegen.c.c_names import Names, buffer_place, c_index
 from lowtide.codegen.c.nest import nest_lines
 from lowtide.codegen.c.pointwise import MEMORY
 from lowtide.texpr.expr import Load
-from lowtide.texpr.index import Axis
+from lowtide.texpr.index import Axis, as_index
 from lowtide.texpr.places import address, stride_along
 from lowtide.tile.ir import Buffer, Nest, Stage
 
@@ -45,8 +46,8 @@ def transposed_lines(nest: Nest, names: Names) -> Iterator[str]:
         x = local[a]
         yield f"for (int64_t {x} = 0; {x} < n_{names.axis(a)}; {x} += {lanes}) {{"
     sizes = [f"(int)lt_min({lanes}, n_{names.axis(a)} - {local[a]})" for a in (q, p)]
-    if isinstance(w.expr, Load):
-        offset = address(w.expr, names.strides)
+    offset = address(w.expr, names.strides) if isinstance(w.expr, Load) else None
+    if isinstance(w.expr, Load) and offset is not None and stride_along(offset, p) is as_index(1):
         step = stride_along(offset, q)
         assert step is not None
 
